@@ -1,0 +1,306 @@
+"""The words of rollout correction: what a configuration can say, and nothing that computes.
+
+Standard library only. The parser, the maths, the documentation and the report read the same tables from here,
+so a statistic or a weight level is described once. `contract` means the project's contract of what is computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class _Word(str, Enum):
+    """An enum whose members print and compare as the word that YAML uses."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Mode(_Word):
+    """Which policy the trainer's log-probs come from (pi_train in the contract)."""
+
+    DECOUPLED = "decoupled"  # pi_old: the trainer's forward pass at the start of the step (three policies)
+    BYPASS = "bypass"  # pi_theta: the policy being updated (two policies, pi_old := mu)
+
+
+class Loss(_Word):
+    """The policy loss that runs in bypass mode."""
+
+    PPO_CLIP = "ppo_clip"
+    REINFORCE = "reinforce"
+
+
+class Scope(_Word):
+    """The unit that a criterion judges, or that a weight belongs to."""
+
+    TOKEN = "token"
+    TURN = "turn"
+    SEQ = "seq"
+    BATCH = "batch"
+
+
+class Agg(_Word):
+    """How a per-token statistic becomes one number per unit."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+
+
+class Stat(_Word):
+    """A per-token statistic of the mismatch."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+    ABS = "abs"
+    TV = "tv"
+    BKL = "bkl"
+
+
+class Level(_Word):
+    """What an importance weight is made of."""
+
+    TOKEN = "token"
+    TURN_SUM = "turn_sum"
+    TURN_MEAN = "turn_mean"
+    SEQ_SUM = "seq_sum"
+    SEQ_MEAN = "seq_mean"
+    PREFIX_SUM = "prefix_sum"
+
+
+class Outside(_Word):
+    """What happens to a weight outside its bounds."""
+
+    TRUNCATE = "truncate"
+    MASK = "mask"
+
+
+class Normalize(_Word):
+    """What the weights are divided by."""
+
+    BATCH = "batch"
+
+
+class When(_Word):
+    """Which units a criterion may reject, by the sign of their mean advantage."""
+
+    NEGATIVE_ADVANTAGE = "negative_advantage"
+    POSITIVE_ADVANTAGE = "positive_advantage"
+
+
+class Denominator(_Word):
+    """What a mean over tokens or sequences divides by."""
+
+    ALL = "all"
+    KEPT = "kept"
+
+
+class Baseline(_Word):
+    """Which rows vote in group baselines."""
+
+    ALL = "all"
+    KEPT = "kept"
+
+
+class Invalid(_Word):
+    """What an invalid log-prob at a response token does."""
+
+    ERROR = "error"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True)
+class StatInfo:
+    """One row of the table of statistics."""
+
+    formula: str
+    range: str
+    two_sided: bool  # may carry `lower` (only k1: every bound of k1 is a bound on the ratio)
+    source: str
+    use: str
+
+
+@dataclass(frozen=True)
+class LevelInfo:
+    """One row of the table of weight levels."""
+
+    formula: str
+    unit: Scope
+    known_as: str
+    source: str
+    use: str
+
+
+STATS: dict[Stat, StatInfo] = {
+    Stat.K1: StatInfo(
+        "l_t = log pi_train(a_t) - log mu(a_t); bounds and metrics are of exp(l)",
+        "ratio in [0, inf)",
+        True,
+        "Schulman (2020), Approximating KL Divergence; slime mis.py; Li et al. (2025), rl-collapse part 3 (geometric)",
+        "a band on the ratio: errors of opposite sign cancel in a sum or mean",
+    ),
+    Stat.K2: StatInfo(
+        "l_t^2 / 2",
+        "[0, inf]",
+        False,
+        "Schulman (2020); Trust Region Masking, arXiv 2512.23075 (max); M2PO, arXiv 2510.01161 (batch mean)",
+        "a symmetric distance: biased for the KL, never cancels",
+    ),
+    Stat.K3: StatInfo(
+        "r_t - 1 - l_t",
+        "[0, inf]",
+        False,
+        "Schulman (2020): unbiased for KL(mu || pi_train) under mu, never negative",
+        "the default distance: unbiased for the KL and never cancels",
+    ),
+    Stat.ABS: StatInfo(
+        "|r_t - 1|",
+        "[0, inf)",
+        False,
+        "DPPO, arXiv 2602.04879: E_mu|r - 1| = 2 TV; VACO, arXiv 2603.01365",
+        "twice the total variation in expectation",
+    ),
+    Stat.TV: StatInfo(
+        "|pi_train(a_t) - mu(a_t)|",
+        "[0, 1]",
+        False,
+        "DPPO Bin-TV, arXiv 2602.04879; prime-rl",
+        "differences of probability: ignores rare tokens",
+    ),
+    Stat.BKL: StatInfo(
+        "max(KL(Bern(p) || Bern(q)), KL(Bern(q) || Bern(p))), p = pi_train(a_t), q = mu(a_t)",
+        "[0, inf]",
+        False,
+        "KPop, Ring-2.6 report 3.2",
+        "the Bernoulli divergence of the sampled token, both directions",
+    ),
+}
+
+LEVELS: dict[Level, LevelInfo] = {
+    Level.TOKEN: LevelInfo(
+        "r_t",
+        Scope.TOKEN,
+        "token TIS, IcePop",
+        "Yao et al. (2025), Your efficient RL framework secretly brings you off-policy RL training; IcePop, arXiv 2510.18855",
+        "low variance; biased for the policy gradient beyond one step",
+    ),
+    Level.TURN_SUM: LevelInfo(
+        "product of r over the token's turn", Scope.TURN, "segment IS", "ROLL (segment)", "several turns per row"
+    ),
+    Level.TURN_MEAN: LevelInfo(
+        "geometric mean of r over the token's turn",
+        Scope.TURN,
+        "segment IS",
+        "ROLL (segment)",
+        "several turns per row, of different lengths",
+    ),
+    Level.SEQ_SUM: LevelInfo(
+        "product of r over the sequence",
+        Scope.SEQ,
+        "sequence TIS, MIS",
+        "Li et al. (2025), rl-collapse parts 2 and 3",
+        "unbiased when unbounded; the variance grows exponentially with length",
+    ),
+    Level.SEQ_MEAN: LevelInfo(
+        "geometric mean of r over the sequence",
+        Scope.SEQ,
+        "geometric IS, GSPO's ratio",
+        "GSPO, arXiv 2507.18071; slime mis.py",
+        "does not shrink with length; biased",
+    ),
+    Level.PREFIX_SUM: LevelInfo(
+        "product of r_j for the response tokens j <= t of the row",
+        Scope.TOKEN,
+        "per-decision IS",
+        "Precup, Sutton, Singh (2000), Eligibility Traces for Off-Policy Policy Evaluation",
+        "unbiased when unbounded for rewards that come as the tokens do",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Inclusive bounds, `None` where open. On k1 and on weights they are bounds on the ratio, never on its log."""
+
+    lower: float | None = None
+    upper: float | None = None
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """One rejection criterion. `agg` is None for the token scope and MEAN for the batch scope."""
+
+    scope: Scope
+    agg: Agg | None
+    stat: Stat
+    bounds: Bounds
+    when: When | None = None
+
+    @property
+    def name(self) -> str:
+        """The key of `reject` that says this: `token_k1`, `turn_max_abs`, `seq_mean_k3`, `batch_mean_k2`."""
+        return "_".join(str(word) for word in (self.scope, self.agg, self.stat) if word is not None)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The importance weights that a configuration asks for."""
+
+    level: Level
+    bounds: Bounds = Bounds()
+    outside: Outside = Outside.TRUNCATE
+    normalize: Normalize | None = None
+
+
+@dataclass(frozen=True)
+class Dump:
+    """Where batches are written, and every how many steps."""
+
+    dir: str | None = None
+    every: int = 1
+
+
+@dataclass(frozen=True)
+class RolloutCorrConfig:
+    """A parsed configuration: everything below the parser trusts it. `weights` is None for level null."""
+
+    mode: Mode = Mode.DECOUPLED
+    loss: Loss = Loss.PPO_CLIP
+    weights: Weights | None = None
+    reject: tuple[Criterion, ...] = ()
+    min_group_kept: int | None = None
+    denominator: Denominator = Denominator.ALL
+    baseline: Baseline = Baseline.ALL
+    invalid: Invalid = Invalid.ERROR
+    dump: Dump = field(default=Dump(), compare=False)
+    presets: tuple[str, ...] = field(default=(), compare=False)  # names as given, for the start-up line only
+
+    @property
+    def needs_advantages(self) -> bool:
+        """Whether a criterion looks at the sign of the advantage."""
+        return any(criterion.when is not None for criterion in self.reject)
+
+
+CRITERION_NAMES: tuple[str, ...] = tuple(
+    Criterion(scope, agg, stat, Bounds()).name
+    for scope, aggs in (
+        (Scope.TOKEN, (None,)),
+        (Scope.TURN, tuple(Agg)),
+        (Scope.SEQ, tuple(Agg)),
+        (Scope.BATCH, (Agg.MEAN,)),
+    )
+    for agg in aggs
+    for stat in Stat
+)
+"""Every name that `reject` accepts."""
+
+
+def criterion_words(name: str) -> tuple[Scope, Agg | None, Stat]:
+    """Scope, aggregation and statistic of a criterion's name. Raises KeyError for a name not in CRITERION_NAMES."""
+    if name not in CRITERION_NAMES:
+        raise KeyError(name)
+    words = name.split("_")
+    agg = Agg(words[1]) if len(words) == 3 else None
+    return Scope(words[0]), agg, Stat(words[-1])
