@@ -1,0 +1,1 @@
+"""Everything that touches verl: one file per seam, all of them declared in `compat.py`."""

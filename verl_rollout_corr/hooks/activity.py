@@ -1,0 +1,54 @@
+"""Proof that the correction is on: one line per process, and counters that the trainer checks after every update."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+
+from verl_rollout_corr.grammar import RolloutCorrConfig, Weights
+
+_announced: set[str] = set()
+
+
+def in_ray_actor() -> bool:
+    """Whether this process is a Ray worker."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    return ray.get_runtime_context().get_actor_id() is not None
+
+
+def _weights_text(weights: Weights | None) -> str:
+    if weights is None:
+        return "none"
+    bounds = f"[{weights.bounds.lower if weights.bounds.lower is not None else '-'},{weights.bounds.upper if weights.bounds.upper is not None else '-'}]"
+    normalize = f"/{weights.normalize}" if weights.normalize is not None else ""
+    return f"{weights.level}{bounds}{weights.outside}{normalize}"
+
+
+def _criteria_text(config: RolloutCorrConfig) -> str:
+    texts: list[str] = []
+    for criterion in config.reject:
+        lower, upper = criterion.bounds.lower, criterion.bounds.upper
+        when = f"@{criterion.when}" if criterion.when is not None else ""
+        texts.append(f"{criterion.name}[{'-' if lower is None else lower},{'-' if upper is None else upper}]{when}")
+    return ",".join(texts) or "none"
+
+
+def describe(config: RolloutCorrConfig) -> str:
+    """What is active, as `key=value` words without spaces inside a value."""
+    preset = "+".join(config.presets) or "custom"
+    return (
+        f"preset={preset} mode={config.mode} loss={config.loss} weights={_weights_text(config.weights)} "
+        f"criteria={_criteria_text(config)} denominator={config.denominator} baseline={config.baseline} invalid={config.invalid} "
+        f"verl_rollout_corr={importlib.metadata.version('verl-rollout-corr')} verl={importlib.metadata.version('verl')}"
+    )
+
+
+def announce(role: str, config: RolloutCorrConfig) -> None:
+    """Prints the start-up line of this process, once per role."""
+    if role in _announced:
+        return
+    _announced.add(role)
+    print(f"[rollout_corr] active role={role} pid={os.getpid()} {describe(config)}", flush=True)

@@ -1,0 +1,162 @@
+"""The seams around verl's advantages: they see the mask without holes, and `baseline: kept` chooses who votes.
+
+Our configuration reaches these functions inside verl's own `algorithm.rollout_correction`, which verl hands to both of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from verl import DataProto
+
+from verl_rollout_corr.correction import correct
+from verl_rollout_corr.grammar import Baseline, RolloutCorrConfig
+from verl_rollout_corr.hooks.policy_loss import parse_spec
+
+ROW_KEPT = "rollout_corr_row_kept"
+
+GROUPED_ESTIMATORS = frozenset(
+    {
+        "grpo",
+        "grpo_vectorized",
+        "grpo_passk",
+        "gpg",
+        "rloo",
+        "rloo_vectorized",
+        "opo",
+        "reinforce_plus_plus_baseline",
+        "gdpo",
+    }
+)
+"""verl's estimators whose baseline is a statistic of the other rows of the prompt; the others have no group in which a row could vote."""
+
+
+def spec_in(rollout_correction: Any) -> RolloutCorrConfig | None:
+    """Our configuration inside verl's `algorithm.rollout_correction` node, or None where no preset is on."""
+    spec = rollout_correction.get("rollout_corr", None) if rollout_correction is not None else None
+    return parse_spec(spec) if spec else None
+
+
+def spec_of_run(config: Any) -> RolloutCorrConfig | None:
+    """Our configuration inside verl's whole configuration, or None where no preset is on."""
+    return spec_in(config.algorithm.get("rollout_correction", None))
+
+
+def kept_rows(batch: DataProto, spec: RolloutCorrConfig) -> torch.Tensor:
+    """(B,) bool: rows with a kept token, decided without advantages (the parser refuses `when` beside `baseline: kept`)."""
+    columns = batch.batch
+    result = correct(
+        columns["old_log_probs"],
+        columns["rollout_log_probs"],
+        columns["response_mask"],
+        spec,
+        group_ids=batch.non_tensor_batch["uid"],
+    )
+    # A row without a response token was not rejected: it votes as it would without us.
+    return result.keep.bool().any(dim=1) | ~columns["response_mask"].bool().any(dim=1)
+
+
+def wrap_verl_correction(original: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's correction where no preset is on; else nothing but the rows that may vote, if `baseline: kept` asks for them."""
+
+    @functools.wraps(original)
+    def compute_rollout_correction_and_add_to_batch(batch: DataProto, rollout_corr_config: Any) -> Any:
+        spec = spec_in(rollout_corr_config)
+        if spec is None:
+            return original(batch, rollout_corr_config)
+        if spec.baseline is Baseline.KEPT:
+            batch.batch[ROW_KEPT] = kept_rows(batch, spec)
+        return batch, {}
+
+    return compute_rollout_correction_and_add_to_batch
+
+
+def wrap_bypass_mode(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Bypass mode's copy of the rollout's log-probs, without verl's late change of the loss mode."""
+
+    @functools.wraps(original)
+    def apply_bypass_mode(batch: DataProto, rollout_corr_config: Any = None, policy_loss_config: Any = None) -> Any:
+        if spec_in(rollout_corr_config) is None:
+            return original(batch, rollout_corr_config, policy_loss_config)
+        if "rollout_log_probs" not in batch.batch:
+            from verl_rollout_corr.hooks.driver import missing_rollout_log_probs
+
+            raise missing_rollout_log_probs()
+        batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
+        return None
+
+    return apply_bypass_mode
+
+
+def _session_votes(votes: torch.Tensor, batch_keys: list[str]) -> torch.Tensor:
+    """A session votes if any of its rows has a kept token: only its final row enters the baseline."""
+    sessions = [key.rsplit("_", 1)[0] for key in batch_keys]
+    kept = {session for session, vote in zip(sessions, votes.tolist(), strict=True) if vote}
+    return torch.tensor([session in kept for session in sessions], device=votes.device)
+
+
+def wrap_multi_trajectory_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """V1's advantages over sessions of several rows, with votes by session."""
+
+    @functools.wraps(original)
+    def compute_advantage_for_multi_trajectories(data: DataProto, *args: Any, **kwargs: Any) -> Any:
+        if ROW_KEPT in data.batch:
+            batch_keys = kwargs.get("batch_keys", args[0] if args else None)
+            data.batch[ROW_KEPT] = _session_votes(data.batch[ROW_KEPT], batch_keys)
+        result = original(data, *args, **kwargs)
+        if ROW_KEPT in result.batch:
+            result.batch.pop(ROW_KEPT)
+        return result
+
+    return compute_advantage_for_multi_trajectories
+
+
+def wrap_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
+    """verl's advantage estimators over the rows that may vote; the other rows get advantage 0, and so does the only voter of a group."""
+
+    @functools.wraps(original)
+    def compute_advantage(data: DataProto, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
+        if ROW_KEPT not in data.batch:
+            return original(data, adv_estimator, *args, **kwargs)
+        votes = data.batch.pop(ROW_KEPT)
+        if str(getattr(adv_estimator, "value", adv_estimator)) not in GROUPED_ESTIMATORS or bool(votes.all()):
+            result = original(data, adv_estimator, *args, **kwargs)
+            voters = votes
+        else:
+            result, voters = _over_voters(original, data, votes, adv_estimator, args, kwargs), votes
+        if str(getattr(adv_estimator, "value", adv_estimator)) in GROUPED_ESTIMATORS:
+            _silence_lone_voters(result, voters)
+        return result
+
+    return compute_advantage
+
+
+def _over_voters(
+    original: Callable[..., Any], data: DataProto, votes: torch.Tensor, adv_estimator: Any, args: Any, kwargs: Any
+) -> DataProto:
+    shape = data.batch["response_mask"].shape
+    like = data.batch["token_level_rewards"]
+    advantages = torch.zeros(shape, dtype=like.dtype, device=like.device)
+    returns = torch.zeros_like(advantages)
+    index = votes.nonzero().flatten()
+    if len(index):
+        voted = original(data.select_idxs(index), adv_estimator, *args, **kwargs)
+        advantages[index] = voted.batch["advantages"].to(advantages.dtype)
+        returns[index] = voted.batch["returns"].to(returns.dtype)
+    data.batch["advantages"] = advantages
+    data.batch["returns"] = returns
+    return data
+
+
+def _silence_lone_voters(result: DataProto, votes: torch.Tensor) -> None:
+    """One kept row has no peer to be compared with: verl's estimators would hand it its raw score as advantage."""
+    uid = np.asarray(result.non_tensor_batch["uid"])
+    names, inverse = np.unique(uid.astype(str), return_inverse=True)
+    counts = np.bincount(inverse, weights=votes.cpu().numpy().astype(float), minlength=len(names))
+    lone = torch.as_tensor(counts[inverse] == 1, device=votes.device) & votes
+    for name in ("advantages", "returns"):
+        result.batch[name] = torch.where(lone[:, None], torch.zeros_like(result.batch[name]), result.batch[name])

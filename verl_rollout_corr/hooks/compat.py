@@ -1,0 +1,270 @@
+"""What this package relies on in verl: the supported versions, and each seam with its signature.
+
+No other file replaces anything in verl. A seam is checked before it is replaced: the parameters of the function, and the
+names that its body must use for the replacement to have an effect. A verl that differs stops the run here, with the version
+found, instead of training without correction.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from verl_rollout_corr.errors import HookError
+
+SUPPORTED_VERL: tuple[str, ...] = ("0.9.1",)
+"""Versions of verl that the end-to-end tests run against."""
+
+_MARK = "__rollout_corr_seam__"
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One attribute of verl that is wrapped.
+
+    `wrapper` is "module:function", a function that takes the original and returns the replacement; it is imported when the seam is
+    applied, so that this table costs nothing. `names_used` are names that the original's body must mention.
+    """
+
+    module: str
+    attribute: str
+    parameters: tuple[str, ...]
+    names_used: tuple[str, ...]
+    wrapper: str
+    reason: str
+
+    @property
+    def where(self) -> str:
+        """The dotted path of what is replaced."""
+        return f"{self.module}.{self.attribute}"
+
+
+_ADVANTAGE_PARAMETERS = (
+    "data",
+    "adv_estimator",
+    "gamma",
+    "lam",
+    "num_repeat",
+    "norm_adv_by_std_in_grpo",
+    "config",
+)
+
+SEAMS: tuple[Seam, ...] = (
+    Seam(
+        "verl.workers.engine_workers",
+        "ppo_loss",
+        ("config", "model_output", "data", "dp_group"),
+        ("no_padding_2_padding", "get_policy_loss_fn", "agg_loss", "kl_penalty"),
+        "verl_rollout_corr.hooks.worker:wrap_ppo_loss",
+        "rejected tokens leave the policy, entropy and KL terms; bypass mode decides from the current policy",
+    ),
+    Seam(
+        "verl.workers.engine_workers",
+        "TrainingWorker.train_batch",
+        ("self", "data"),
+        ("train_batch", "loss_fn", "engine"),
+        "verl_rollout_corr.hooks.worker:wrap_train_batch",
+        "denominator: kept needs the kept tokens and sequences of the mini-batch over all ranks, outside the loss",
+    ),
+    Seam(
+        "verl.trainer.ppo.v1.trainer_base",
+        "PPOTrainer._update_actor",
+        ("self", "batch", "metrics"),
+        ("actor_rollout_wg", "update_actor", "reduce_metrics"),
+        "verl_rollout_corr.hooks.driver_v1:wrap_update_actor",
+        "the whole batch with its advantages is corrected here, and the worker's sums become metrics",
+    ),
+    Seam(
+        "verl.trainer.ppo.v1.trainer_base",
+        "PPOTrainer.step",
+        ("self", "metrics", "timing_raw"),
+        ("_step_once", "parameter_sync_step"),
+        "verl_rollout_corr.hooks.driver_v1:wrap_step",
+        "metrics of several updates per step are finalised from their joined sums, not averaged by letters in the name",
+    ),
+    Seam(
+        "verl.trainer.ppo.v1.trainer_base",
+        "compute_rollout_correction_and_add_to_batch",
+        ("batch", "rollout_corr_config"),
+        (),
+        "verl_rollout_corr.hooks.advantages:wrap_verl_correction",
+        "verl's own correction must not run beside ours, and must not put holes into the mask before the advantages",
+    ),
+    Seam(
+        "verl.trainer.ppo.v1.trainer_base",
+        "compute_advantage_for_multi_trajectories",
+        (
+            "data",
+            "batch_keys",
+            "adv_estimator",
+            "gamma",
+            "lam",
+            "num_repeat",
+            "norm_adv_by_std_in_grpo",
+            "config",
+        ),
+        ("compute_advantage",),
+        "verl_rollout_corr.hooks.advantages:wrap_multi_trajectory_advantage",
+        "baseline: kept votes by session, not by row",
+    ),
+    Seam(
+        "verl.trainer.ppo.v1.utils",
+        "compute_advantage",
+        _ADVANTAGE_PARAMETERS,
+        (),
+        "verl_rollout_corr.hooks.advantages:wrap_advantage",
+        "baseline: kept leaves rows out of their group's mean and deviation",
+    ),
+    Seam(
+        "verl.trainer.ppo.rollout_corr_helper",
+        "compute_rollout_correction_and_add_to_batch",
+        ("batch", "rollout_corr_config"),
+        (),
+        "verl_rollout_corr.hooks.advantages:wrap_verl_correction",
+        "the same for RayPPOTrainer and its descendants, which import it when they call it",
+    ),
+    Seam(
+        "verl.trainer.ppo.rollout_corr_helper",
+        "apply_bypass_mode",
+        ("batch", "rollout_corr_config", "policy_loss_config"),
+        (),
+        "verl_rollout_corr.hooks.advantages:wrap_bypass_mode",
+        "verl writes loss_mode at step time, where no worker sees it; ours is in the configuration from the start",
+    ),
+    Seam(
+        "verl.trainer.ppo.ray_trainer",
+        "RayPPOTrainer._update_actor",
+        ("self", "batch"),
+        ("actor_rollout_wg", "update_actor", "left_right_2_no_padding"),
+        "verl_rollout_corr.hooks.driver_v0:wrap_update_actor",
+        "the whole batch with its advantages is corrected here, and the worker's sums become metrics",
+    ),
+    Seam(
+        "verl.trainer.ppo.ray_trainer",
+        "compute_advantage",
+        _ADVANTAGE_PARAMETERS,
+        (),
+        "verl_rollout_corr.hooks.advantages:wrap_advantage",
+        "baseline: kept in RayPPOTrainer",
+    ),
+    Seam(
+        "verl.experimental.separation.ray_trainer",
+        "compute_advantage",
+        _ADVANTAGE_PARAMETERS,
+        (),
+        "verl_rollout_corr.hooks.advantages:wrap_advantage",
+        "baseline: kept in one_step_off and fully_async",
+    ),
+)
+
+
+def seam_modules() -> tuple[str, ...]:
+    """The modules that carry a seam."""
+    return tuple(dict.fromkeys(seam.module for seam in SEAMS))
+
+
+def check_version() -> str:
+    """The installed verl's version. Raises HookError if it is not one that this package was tested with."""
+    try:
+        version = importlib.metadata.version("verl")
+    except importlib.metadata.PackageNotFoundError:
+        raise HookError(
+            "rollout_corr: verl is not installed; install verl-rollout-corr[verl], which takes verl "
+            + " or ".join(SUPPORTED_VERL)
+        ) from None
+    if version not in SUPPORTED_VERL:
+        raise HookError(
+            f"rollout_corr: found verl {version}; supported: {', '.join(SUPPORTED_VERL)}. Install a supported verl, or a "
+            "verl-rollout-corr that supports this one. Without +rollout_corr verl runs as if this package were absent"
+        )
+    return version
+
+
+def _owner(module: ModuleType, seam: Seam) -> tuple[Any, str]:
+    *path, name = seam.attribute.split(".")
+    owner: Any = module
+    for part in path:
+        owner = getattr(owner, part, None)
+    if owner is None or not hasattr(owner, name):
+        raise HookError(
+            f"rollout_corr: verl {importlib.metadata.version('verl')} has no {seam.where}, which is needed because "
+            f"{seam.reason}; supported: {', '.join(SUPPORTED_VERL)}"
+        )
+    return owner, name
+
+
+def _code_names(function: Callable[..., Any]) -> set[str]:
+    """Every name in the code of a function and of the functions inside it."""
+    names: set[str] = set()
+    pending = [inspect.unwrap(function).__code__]
+    while pending:
+        code = pending.pop()
+        names.update(code.co_names)
+        pending.extend(const for const in code.co_consts if inspect.iscode(const))
+    return names
+
+
+def check_seam(seam: Seam, original: Callable[..., Any]) -> None:
+    """Raises HookError if `original` is not the function that the seam was written for."""
+    unwrapped = inspect.unwrap(original)
+    parameters = tuple(inspect.signature(unwrapped).parameters)
+    version = importlib.metadata.version("verl")
+    if parameters != seam.parameters:
+        raise HookError(
+            f"rollout_corr: {seam.where} of verl {version} takes ({', '.join(parameters)}), expected "
+            f"({', '.join(seam.parameters)}); it is wrapped because {seam.reason}. Supported: {', '.join(SUPPORTED_VERL)}"
+        )
+    missing = sorted(set(seam.names_used) - _code_names(original))
+    if missing:
+        raise HookError(
+            f"rollout_corr: {seam.where} of verl {version} no longer uses {', '.join(missing)}, so wrapping it would have no "
+            f"effect or a wrong one. Supported: {', '.join(SUPPORTED_VERL)}"
+        )
+
+
+def apply_seam(seam: Seam) -> None:
+    """Checks one seam and replaces it; a second call does nothing. Imports the seam's module."""
+    module = importlib.import_module(seam.module)
+    owner, name = _owner(module, seam)
+    original = getattr(owner, name)
+    if getattr(original, _MARK, None) == seam.wrapper:
+        return
+    check_seam(seam, original)
+    wrapper_module, wrapper_name = seam.wrapper.split(":")
+    wrapper = getattr(importlib.import_module(wrapper_module), wrapper_name)
+    replacement = wrapper(original)
+    setattr(replacement, _MARK, seam.wrapper)
+    setattr(owner, name, replacement)
+
+
+def apply_module(module: str) -> None:
+    """Applies every seam of one module."""
+    for seam in SEAMS:
+        if seam.module == module:
+            apply_seam(seam)
+
+
+def apply_all() -> None:
+    """Checks verl's version and applies every seam. Checks all of them before it changes the first."""
+    check_version()
+    for seam in SEAMS:
+        owner, name = _owner(importlib.import_module(seam.module), seam)
+        original = getattr(owner, name)
+        if getattr(original, _MARK, None) != seam.wrapper:
+            check_seam(seam, original)
+    for seam in SEAMS:
+        apply_seam(seam)
+
+
+def applied(seam: Seam) -> bool:
+    """Whether the seam is in force in this process (False if its module was never imported)."""
+    owner: Any = sys.modules.get(seam.module)
+    for part in seam.attribute.split("."):
+        owner = getattr(owner, part, None)
+    return getattr(owner, _MARK, None) == seam.wrapper

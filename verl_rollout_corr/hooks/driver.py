@@ -1,0 +1,133 @@
+"""What both trainers do around the actor's update: correct the whole batch, and turn what the workers send into metrics."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from verl_rollout_corr import metrics as metric_table
+from verl_rollout_corr.correction import Correction, correct
+from verl_rollout_corr.errors import HookError, MissingRolloutLogProbsError
+from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
+from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, gather
+from verl_rollout_corr.sums import Sums
+
+logger = logging.getLogger(__name__)
+PREFIX = "rollout_corr/"
+
+
+def missing_rollout_log_probs() -> MissingRolloutLogProbsError:
+    """The error for a batch in which the engine's log-probs are absent."""
+    return MissingRolloutLogProbsError(
+        "rollout_corr: the batch has no rollout_log_probs, so nothing can be corrected; set "
+        "actor_rollout_ref.rollout.calculate_log_probs=true, and see that the agent loop passes the engine's log-probs on"
+    )
+
+
+@dataclass
+class TrainerState:
+    """What a trainer remembers between updates; lives on the trainer object."""
+
+    floor: Sums | None = None  # lag-0 mismatch of this run: the engine's share, while the weights are equal
+    step_sums: list[Sums] = field(default_factory=list)
+    warned: set[str] = field(default_factory=set)
+
+
+def state_of(trainer: Any) -> TrainerState:
+    """The state on this trainer, made on first use."""
+    if not hasattr(trainer, "_rollout_corr_state"):
+        trainer._rollout_corr_state = TrainerState()
+    return trainer._rollout_corr_state
+
+
+def warn_once(state: TrainerState, kind: str, message: str) -> None:
+    """Logs and prints a warning, once per kind and trainer."""
+    if kind not in state.warned:
+        state.warned.add(kind)
+        print(f"[rollout_corr] warning: {message}", flush=True)
+
+
+def decide_batch(
+    columns: dict[str, torch.Tensor],
+    spec: RolloutCorrConfig,
+    *,
+    uid: Any,
+    staleness: torch.Tensor | None,
+    state: TrainerState,
+) -> Correction:
+    """Corrects the whole batch in decoupled mode. `columns` are padded (B, T); warns once if nothing is kept."""
+    if "rollout_log_probs" not in columns:
+        raise missing_rollout_log_probs()
+    result = correct(
+        columns["old_log_probs"],
+        columns["rollout_log_probs"],
+        columns["response_mask"],
+        spec,
+        advantages=columns["advantages"],
+        group_ids=uid,
+        staleness=staleness,
+    )
+    if columns["response_mask"].any() and not result.keep.any():
+        warn_once(
+            state,
+            "all_rejected",
+            "every response token of a batch was rejected: the update is zero. Compare rollout_corr/rollout_rs_*_mean with the bounds",
+        )
+    return result
+
+
+def check_rollout(columns: dict[str, torch.Tensor], spec: RolloutCorrConfig) -> None:
+    """Bypass mode's check of the engine's log-probs, before the workers use them as pi_old. Raises as `correct` does."""
+    if "rollout_log_probs" not in columns:
+        raise missing_rollout_log_probs()
+    if spec.invalid is Invalid.ERROR:
+        rollout = columns["rollout_log_probs"]
+        correct(rollout, rollout, columns["response_mask"], RolloutCorrConfig(mode=Mode.BYPASS))
+
+
+def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> tuple[torch.Tensor, Sums | None]:
+    """Removes what the workers sent from verl's metrics and returns the totals. Raises HookError if nothing came: the loss ran without us."""
+    applied = metrics.pop(prefix + APPLIED_KEY, None)
+    if applied is None:
+        raise HookError(
+            "rollout_corr: the actor updated without our loss: its metrics carry no "
+            f"{prefix + APPLIED_KEY}. The worker's process did not load the hook"
+        )
+    sums = metrics.pop(prefix + SUMS_KEY, None)
+    return gather(applied), None if sums is None else gather(sums)
+
+
+def check_applied(applied: torch.Tensor, keep: torch.Tensor, mask: torch.Tensor, updates: int) -> None:
+    """Raises HookError unless the loss saw exactly the tokens that the trainer decided on, `updates` (ppo_epochs) times."""
+    expected = (int(mask.sum()) * updates, int(keep.sum()) * updates)
+    found = (round(float(applied[0])), round(float(applied[1])))
+    if found != expected:
+        raise HookError(
+            f"rollout_corr: the actor's loss saw {found[0]} response tokens of which {found[1]} kept, the trainer decided on "
+            f"{expected[0]} and {expected[1]}: the batch was changed on its way"
+        )
+
+
+def report(
+    sums: Sums, applied: torch.Tensor, state: TrainerState, *, fresh: bool
+) -> dict[str, float]:
+    """The metrics of one update, from the sums of its whole batch."""
+    sums = sums.to("cpu")
+    state.step_sums.append(sums)
+    if fresh:
+        state.floor = sums if state.floor is None else state.floor + sums
+    values = metric_table.finalize(sums)
+    tokens, kept, weight_sum = (float(value) for value in applied)
+    values[PREFIX + "applied_kept_fraction"] = kept / tokens if tokens else 0.0
+    values[PREFIX + "applied_weight"] = weight_sum / tokens if tokens else 0.0
+    if state.floor is not None:
+        values[PREFIX + "staleness_share"] = metric_table.staleness_share(sums, state.floor)
+    return values
+
+
+def numeric(values: dict[str, Any]) -> dict[str, float]:
+    """Only our metrics, as floats."""
+    return {name: float(value) for name, value in values.items() if name.startswith(PREFIX)}

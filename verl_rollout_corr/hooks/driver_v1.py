@@ -1,0 +1,128 @@
+"""The V1 trainer (sync, colocate_async, separate_async): the seams of `verl.trainer.ppo.v1.trainer_base`.
+
+The batch lives in verl's TransferQueue; its columns are nested tensors over the response.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from verl.workers.utils.padding import response_to_nested
+
+from verl_rollout_corr import metrics as metric_table
+from verl_rollout_corr.errors import HookError
+from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
+from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.hooks.advantages import spec_of_run
+from verl_rollout_corr.hooks.worker import KEEP, STALENESS, STEP
+
+_FIELDS = ["uid", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
+
+
+def row_staleness(trainer: Any, batch: Any) -> torch.Tensor:
+    """(B,) int64: updates between the oldest weights that sampled the row and the trainer's, -1 where verl does not know.
+
+    verl counts a weight version per step, published at the end of the step before (trainer_base.py, _compute_metrics).
+    """
+    current = trainer.global_steps - 1
+    lags = []
+    for tag in batch.tags:
+        version = tag.get("min_global_steps")
+        lags.append(-1 if version is None or version < 0 or tag.get("is_padding", False) else max(current - int(version), 0))
+    return torch.tensor(lags, dtype=torch.int64)
+
+
+def _fetch(batch: Any) -> tuple[dict[str, torch.Tensor], Any, torch.Tensor]:
+    """Padded columns, uids and the nested mask of the batch."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=_FIELDS)
+    nested_mask = data["response_mask"]
+    uid = data.pop("uid").tolist()
+    return dict(data.to_padded_tensor().items()), uid, nested_mask
+
+
+def _ship(batch: Any, fields: dict[str, torch.Tensor]) -> Any:
+    """Writes our columns into the queue and returns the batch description that names them: workers fetch only named fields."""
+    extra_info = dict(batch.extra_info)
+    updated = tq.kv_batch_put(
+        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
+    )
+    missing = set(fields) - set(updated.fields)
+    if missing:
+        raise HookError(f"rollout_corr: the TransferQueue did not take the columns {sorted(missing)}")
+    updated.extra_info.update(extra_info)
+    return updated
+
+
+def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Decides over the whole batch, ships the decision to the workers, and reports what they did with it."""
+
+    @functools.wraps(original)
+    def _update_actor(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        spec = spec_of_run(self.config)
+        if spec is None:
+            return original(self, batch, metrics)
+        state = driver.state_of(self)
+        columns, uid, nested_mask = _fetch(batch)
+        lags = row_staleness(self, batch)
+        fields, sums = _columns_for_workers(columns, uid, nested_mask, lags, spec, state)
+        batch = _ship(batch, fields)
+        batch.extra_info[STEP] = self.global_steps
+        result = original(self, batch, metrics)
+        applied, worker_sums = driver.take_worker_statistics(metrics, "actor/")
+        if sums is None:
+            sums = worker_sums
+        else:
+            epochs = self.config.actor_rollout_ref.actor.ppo_epochs
+            driver.check_applied(applied, columns["_keep"], columns["response_mask"], epochs)
+        if sums is None:
+            raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
+        known = lags[lags >= 0]
+        fresh = bool(len(known)) and bool((known == 0).any())
+        metrics.update(driver.report(sums, applied, state, fresh=fresh))
+        return result
+
+    return _update_actor
+
+
+def _columns_for_workers(
+    columns: dict[str, torch.Tensor],
+    uid: Any,
+    nested_mask: torch.Tensor,
+    lags: torch.Tensor,
+    spec: RolloutCorrConfig,
+    state: driver.TrainerState,
+) -> tuple[dict[str, torch.Tensor], Any]:
+    if spec.mode is Mode.BYPASS:
+        driver.check_rollout(columns, spec)
+        return {STALENESS: lags}, None
+    result = driver.decide_batch(columns, spec, uid=uid, staleness=lags, state=state)
+    columns["_keep"] = result.keep
+    fields = {KEEP: response_to_nested(result.keep, nested_mask)}
+    if result.weights is not None:
+        fields["rollout_is_weights"] = response_to_nested(result.weights, nested_mask)
+    return fields, result.sums
+
+
+def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """With several updates per step, replaces verl's averages of our metrics by those of the joined sums."""
+
+    @functools.wraps(original)
+    def step(self: Any, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
+        if spec_of_run(self.config) is None:
+            return original(self, metrics, timing_raw)
+        state = driver.state_of(self)
+        state.step_sums.clear()
+        result = original(self, metrics, timing_raw)
+        if len(state.step_sums) > 1:
+            joined = sum(state.step_sums[1:], start=state.step_sums[0])
+            metrics.update(metric_table.finalize(joined))
+            if state.floor is not None:
+                metrics[driver.PREFIX + "staleness_share"] = metric_table.staleness_share(joined, state.floor)
+        return result
+
+    return step

@@ -1,0 +1,114 @@
+"""The node of verl's actor configuration that carries ours into every process, and the policy loss that bypass mode runs.
+
+A preset points `actor_rollout_ref.actor.policy_loss._target_` here, so that every process which builds the actor's configuration imports
+this module (or fails), and its seams are applied before the worker binds its loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
+from verl.workers.config import PolicyLossConfig
+
+from verl_rollout_corr import losses
+from verl_rollout_corr.config import parse
+from verl_rollout_corr.errors import ConfigError, HookError
+from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
+from verl_rollout_corr.hooks import compat
+
+LOSS_MODE = "rollout_corr"
+"""The name under which the bypass losses are registered with verl."""
+
+
+@lru_cache(maxsize=8)
+def parse_spec(spec: str) -> RolloutCorrConfig:
+    """The configuration in the JSON text that the resolver wrote. Raises ConfigError if it is not such a text."""
+    try:
+        mapping = json.loads(spec)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.policy_loss.rollout_corr is written by the preset, found {spec!r}; "
+            "choose a preset with +rollout_corr=NAME instead of setting it by hand"
+        ) from error
+    return parse(mapping)
+
+
+@dataclass
+class RolloutCorrPolicyLossConfig(PolicyLossConfig):
+    """verl's policy-loss configuration plus ours, as the JSON text `rollout_corr`.
+
+    Raises ConfigError if the text is missing or the loss mode does not fit, HookError if this verl is not the one that the
+    seams were written for.
+    """
+
+    rollout_corr: str = ""
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        if spec.mode is Mode.BYPASS and self.loss_mode != LOSS_MODE:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode} with rollout_corr.mode=bypass: the loss of bypass mode is "
+                f"rollout_corr.loss ({', '.join(Loss)}); remove the override of loss_mode"
+            )
+        if spec.mode is Mode.DECOUPLED and self.loss_mode == LOSS_MODE:
+            raise ConfigError(
+                f"actor_rollout_ref.actor.policy_loss.loss_mode={LOSS_MODE} with rollout_corr.mode=decoupled: name one of verl's policy losses "
+                "(vanilla, gspo, ...), or take a bypass preset"
+            )
+        compat.check_version()
+        compat.apply_module("verl.workers.engine_workers")
+        from verl_rollout_corr.hooks import activity
+
+        rank = os.environ.get("RANK")
+        if activity.in_ray_actor() and rank is not None:
+            activity.announce(f"actor{rank}", spec)
+
+    @property
+    def spec(self) -> RolloutCorrConfig:
+        """The parsed configuration."""
+        return parse_spec(self.rollout_corr)
+
+
+@register_policy_loss(LOSS_MODE)
+def bypass_policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    loss_agg_mode: str = "token-mean",
+    config: Any = None,
+    rollout_is_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The loss of bypass mode (contract section 7), on a batch whose rejected tokens the ppo_loss seam has already neutralised.
+
+    ppo_clip: PPO-clip on pi_theta / mu, dual-clipped as verl's own loss is. reinforce: -sg(w) A log pi_theta.
+    Shapes: (B, T) all; `old_log_prob` is log mu. Returns the scalar loss and no metrics (the seam sends the sums).
+    Raises HookError if the ppo_loss seam is not in force, since nothing would be rejected then.
+    """
+    spec = getattr(config.policy_loss, "spec", None)
+    if spec is None:
+        raise HookError(
+            f"policy_loss.loss_mode={LOSS_MODE} without a preset: start the run with +rollout_corr=bypass_ppo_clip or another preset"
+        )
+    if spec.loss is Loss.REINFORCE:
+        per_token = losses.reinforce(log_prob, rollout_is_weights, advantages)
+    else:
+        clip = config.clip_ratio
+        per_token = losses.ppo_clip(
+            log_prob,
+            old_log_prob,
+            advantages,
+            clip_low=config.clip_ratio_low if config.clip_ratio_low is not None else clip,
+            clip_high=config.clip_ratio_high if config.clip_ratio_high is not None else clip,
+            clip_c=config.get("clip_ratio_c", 3.0),
+        )
+    loss = agg_loss(
+        loss_mat=per_token, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
+    )
+    return loss, {}

@@ -1,0 +1,71 @@
+"""How additive statistics travel from the actor's loss to the trainer, through verl's metrics, unharmed.
+
+verl collects a metric that is neither a number nor its own `Metric` in a flat list over micro-batches, ranks and mini-batches, and
+then takes numpy's mean of it (verl/utils/metric/utils.py, reduce_metrics; verl/workers/engine_workers.py, train_mini_batch). `Carried`
+turns that mean into the sum that additive statistics need: it adds as its contents add, and dividing it by a count leaves it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+SUMS_KEY = "rollout_corr/sums"
+"""Bypass mode: the micro-batch's `Sums`. Never reaches a tracker."""
+
+APPLIED_KEY = "rollout_corr/applied"
+"""Both modes: a float64 tensor (response tokens, kept tokens, sum of weights) of what the loss was given. Never reaches a tracker."""
+
+
+class Carried:
+    """A value with `+`, on its way through code that averages.
+
+    The content is a `Sums` or a tensor. Laws: `a + b` carries the sum of the contents;
+    `a / n` is `a`; iterating yields `a` itself, since verl flattens one level when it has no data-parallel group.
+    """
+
+    __slots__ = ("content",)
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __add__(self, other: Any) -> Carried:
+        if not isinstance(other, Carried):
+            return NotImplemented
+        return Carried(self.content + other.content)
+
+    def __radd__(self, other: Any) -> Carried:
+        if other == 0:  # sum() starts with it
+            return self
+        return NotImplemented
+
+    def __truediv__(self, count: Any) -> Carried:
+        return self
+
+    def __iter__(self) -> Iterator[Carried]:
+        yield self
+
+    def __reduce__(self) -> tuple[type[Carried], tuple[Any]]:
+        # The only host copy: when the value leaves the process, long after the loss.
+        content = self.content
+        return Carried, (content.cpu() if isinstance(content, torch.Tensor) else content,)
+
+
+def gather(value: Any) -> Any:
+    """The total of what verl made of the carried values: one `Carried`, or a list of any depth of them."""
+    if isinstance(value, Carried):
+        return value.content
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+        if isinstance(value, Carried):
+            return value.content
+    if isinstance(value, Iterable):
+        parts = [gather(item) for item in value]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+    raise TypeError(f"rollout_corr: expected carried statistics, found {type(value).__name__}")
