@@ -1,0 +1,1 @@
+"""Makes the presets of verl_rollout_corr visible to Hydra."""

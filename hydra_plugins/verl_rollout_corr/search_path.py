@@ -1,0 +1,32 @@
+"""Hydra finds this class by scanning the namespace `hydra_plugins`, in every Hydra application of the environment.
+
+It therefore imports neither torch nor verl, and leaves applications that are not verl's alone.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+_PRESETS = "pkg://verl_rollout_corr.conf"
+_VERL = "pkg://verl.trainer.config"
+
+
+class RolloutCorrSearchPath(SearchPathPlugin):
+    """Adds the group `rollout_corr` to verl's applications."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the presets, and verl's own configuration where an application of verl fails to name it."""
+        paths = [element.path or "" for element in search_path.get_path()]
+        if "verl" not in sys.modules and not any(path.startswith("pkg://verl.") for path in paths):
+            return
+        from verl_rollout_corr import schema
+
+        schema.register()
+        if _PRESETS not in paths:
+            search_path.append(provider="verl_rollout_corr", path=_PRESETS)
+        # verl 0.9.1's one_step_off_policy names file://verl/trainer/config, which exists only in a checkout of verl.
+        if _VERL not in paths:
+            search_path.append(provider="verl_rollout_corr", path=_VERL)

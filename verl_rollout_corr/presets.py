@@ -1,0 +1,113 @@
+"""Presets by name, composed by Hydra itself: what a run with `+rollout_corr=...` would get, without verl or Ray."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import RolloutCorrConfig
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_GROUP = "rollout_corr"
+_OVERRIDE = re.compile(r"(?P<sign>[+~]{0,2})(?P<key>[^=]+)(?P<value>=.*)?", re.DOTALL)
+
+
+def load_preset(name_or_names: str | Sequence[str], overrides: Iterable[str] = ()) -> RolloutCorrConfig:
+    """The configuration that Hydra composes from one preset or a list of them.
+
+    Args:
+        name_or_names: `"k3_rs"`, `"[token_is,k3_rs]"` or `["token_is", "k3_rs"]`; later presets win where both set a key.
+        overrides: Hydra overrides of the node, with or without the prefix: `"weights.upper=3"`, `"~reject.seq_mean_k3"`,
+            `"+rollout_corr.reject.seq_max_k1.lower=1e-4"`. `"hydra.searchpath=[file:///dir]"` adds a directory of presets of your own.
+
+    Raises:
+        ConfigError: for a name that is no preset, an override that Hydra refuses, or a configuration that cannot be run.
+    """
+    names = _names(name_or_names)
+    overrides = [_with_prefix(override) for override in overrides]
+    with _hydra() as compose:
+        from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
+
+        from verl_rollout_corr import resolver, written
+
+        written.check_overrides(overrides)
+        try:
+            composed = compose([f"+{_GROUP}=[{','.join(names)}]", *overrides])
+            node = resolver.parse_node(composed)
+        except HydraException as error:
+            raise ConfigError(_explained(error, names, overrides)) from error
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{', '.join(overrides)}: {error}") from error
+    return RolloutCorrConfig(**{**vars(node), "presets": tuple(names)})
+
+
+def preset_names() -> tuple[str, ...]:
+    """The presets that come with the package, as Hydra's own loader lists them."""
+    with _hydra():
+        return _shipped()
+
+
+def _shipped() -> tuple[str, ...]:
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.object_type import ObjectType
+
+    loader = GlobalHydra.instance().config_loader()
+    return tuple(sorted(loader.get_group_options(_GROUP, ObjectType.CONFIG)))
+
+
+@contextmanager
+def _hydra() -> Any:
+    """Hydra with the presets on its search path. Restores whatever Hydra was doing in this process."""
+    try:
+        from hydra import compose, initialize_config_module
+    except ImportError as error:
+        raise ConfigError(
+            "presets are Hydra configurations, and hydra-core is not installed. Install verl-rollout-corr[presets], or pass a mapping."
+        ) from error
+    from verl_rollout_corr import schema
+
+    schema.register()
+
+    def composed(overrides: list[str]) -> DictConfig:
+        return compose(config_name=None, overrides=overrides)
+
+    with initialize_config_module("verl_rollout_corr.conf", version_base="1.3"):
+        yield composed
+
+
+def _names(name_or_names: str | Sequence[str]) -> list[str]:
+    given = name_or_names.strip().strip("[]").split(",") if isinstance(name_or_names, str) else list(name_or_names)
+    names = [name.strip() if isinstance(name, str) else name for name in given]
+    if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w./-]+", name) for name in names):
+        raise ConfigError(
+            f"{name_or_names!r} names no preset. Write one name or a list of names, as in ['token_is', 'k3_rs']."
+        )
+    return names
+
+
+def _with_prefix(override: str) -> str:
+    match = _OVERRIDE.fullmatch(override.strip())
+    if match is None:
+        raise ConfigError(f"{override!r} is no override. Write key=value, as in weights.upper=3.")
+    key = match["key"].strip()
+    if not key.startswith((f"{_GROUP}.", "hydra.")):
+        key = f"{_GROUP}.{key}"
+    return f"{match['sign']}{key}{match['value'] or ''}"
+
+
+def _explained(error: Exception, names: list[str], overrides: list[str]) -> str:
+    """Hydra's message, led by the preset that does not exist if that is what it says."""
+    shipped = _shipped()
+    for name in names:
+        if name not in shipped and f"'{_GROUP}/{name}'" in str(error):
+            near = get_close_matches(name, shipped, n=1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            return f"{name!r} is no preset. {hint}Write one of {', '.join(shipped)}."
+    return f"{' '.join([*names, *overrides])}: {error}"

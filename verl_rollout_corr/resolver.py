@@ -1,0 +1,83 @@
+"""The OmegaConf resolver `rollout_corr`, which the presets use and the hook registers.
+
+`${rollout_corr:spec}` is the parsed configuration as JSON, `${rollout_corr:loss_mode}` and `${rollout_corr:bypass}` are what verl needs to be
+told. Only the hook registers it, after everything else of it succeeded: where the hook did not load, a preset cannot be resolved and
+the run stops. Each resolution parses the node and checks the run, so that what Hydra lets pass (`+rollout_corr.reject.seq_mean_k3.uper=1`) stops too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_rollout_corr.config import parse, to_mapping
+from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
+from verl_rollout_corr.run_check import BYPASS_LOSS_MODE, check_run
+
+NAME = "rollout_corr"
+"""The name of the node, of the group of presets and of the resolver."""
+
+DECOUPLED_LOSS_MODE = "vanilla"
+"""verl's default, which `actor_rollout_ref.actor.policy_loss.loss_mode` may override in decoupled mode."""
+
+_ANSWERS: dict[str, Callable[[RolloutCorrConfig], Any]] = {
+    "spec": lambda config: json.dumps(to_mapping(config)),
+    "loss_mode": lambda config: BYPASS_LOSS_MODE if config.mode is Mode.BYPASS else DECOUPLED_LOSS_MODE,
+    "bypass": lambda config: config.mode is Mode.BYPASS,
+}
+_checking: ContextVar[bool] = ContextVar("rollout_corr_checking", default=False)
+_on_resolve: Callable[[RolloutCorrConfig], None] | None = None
+
+
+def register(on_resolve: Callable[[RolloutCorrConfig], None] | None = None) -> None:
+    """Register the resolver. `on_resolve` is called with the checked configuration at each resolution, and may refuse by raising."""
+    global _on_resolve
+    _on_resolve = on_resolve
+    OmegaConf.register_new_resolver(NAME, _answer, replace=True)
+
+
+def is_registered() -> bool:
+    """Whether the hook loaded in this process."""
+    return OmegaConf.has_resolver(NAME)
+
+
+def checked(root: DictConfig) -> RolloutCorrConfig:
+    """The configuration in a composed run, after every check. Raises ConfigError, or what `on_resolve` raises."""
+    config = parse_node(root)
+    if not _checking.get():
+        # The check reads keys that the resolver answers: without the flag it would call itself.
+        token = _checking.set(True)
+        try:
+            check_run(config, root)
+            if _on_resolve is not None:
+                _on_resolve(config)
+        finally:
+            _checking.reset(token)
+    return config
+
+
+def parse_node(root: DictConfig) -> RolloutCorrConfig:
+    """The parsed node of a composed configuration. What no preset and no override sets takes its default."""
+    node = OmegaConf.select(root, NAME)
+    if not isinstance(node, DictConfig):
+        raise ConfigError(
+            f"{NAME} is {node!r} in the composed configuration. Write +{NAME}=<preset>, as in +{NAME}=k3_rs."
+        )
+    return parse(_without_missing(OmegaConf.to_container(node, resolve=True)))
+
+
+def _answer(what: str, *, _root_: DictConfig) -> Any:
+    if what not in _ANSWERS:
+        raise ConfigError(f"${{{NAME}:{what}}} is not known. Write ${{{NAME}:...}} with {', '.join(_ANSWERS)}.")
+    return _ANSWERS[what](checked(_root_))
+
+
+def _without_missing(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_missing(item) for key, item in value.items() if item != "???"}

@@ -1,0 +1,58 @@
+"""The shape of the node `rollout_corr` in a composed Hydra configuration.
+
+Two properties are on purpose. Every scalar is MISSING, which Hydra never merges over a value, so that each preset of a list
+may bring the schema along without resetting what an earlier one set; the parser fills in the defaults. And leaves are `Any`: the parser
+says what to write instead, where OmegaConf could only say "not a float", and would turn `true` into the text "True".
+Processes that receive the configuration import this module to unpickle it, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+SCHEMA_NAME = "rollout_corr_schema"
+
+
+@dataclass
+class WeightsNode:
+    """`rollout_corr.weights`: the importance weights."""
+
+    level: Any = MISSING
+    lower: Any = MISSING
+    upper: Any = MISSING
+    outside: Any = MISSING
+    normalize: Any = MISSING
+
+
+@dataclass
+class DumpNode:
+    """`rollout_corr.dump`: where batches are written, and every how many steps."""
+
+    dir: Any = MISSING
+    every: Any = MISSING
+
+
+@dataclass
+class RolloutCorrNode:
+    """`rollout_corr`. `reject` is open, so that criteria can be added and deleted on the command line."""
+
+    mode: Any = MISSING
+    loss: Any = MISSING
+    weights: WeightsNode = field(default_factory=WeightsNode)
+    reject: dict[str, Any] = field(default_factory=dict)
+    min_group_kept: Any = MISSING
+    denominator: Any = MISSING
+    baseline: Any = MISSING
+    invalid: Any = MISSING
+    dump: DumpNode = field(default_factory=DumpNode)
+    presets: Any = MISSING
+
+
+def register() -> None:
+    """Put the schema where Hydra finds it, under a name at the root so that no group of it shows in `--help`."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=RolloutCorrNode, provider="verl_rollout_corr")
