@@ -1,0 +1,1 @@
+"""Statements of the literature, by exact enumeration over a small vocabulary and length."""

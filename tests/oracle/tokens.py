@@ -1,0 +1,111 @@
+"""What the contract says about one token and about the units that tokens form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+INF = math.inf
+
+
+def log_ratio(train: float, rollout: float) -> float:
+    """l = log pi_train - log mu; -inf where the trainer gives the token no chance."""
+    return -INF if train == -INF else train - rollout
+
+
+def exp_ratio(x: float) -> float:
+    """The exponential of a log-ratio: 0 for -inf, else of the exponent clipped to [-20, 20]."""
+    return 0.0 if x == -INF else math.exp(min(max(x, -20.0), 20.0))
+
+
+def bernoulli_kl(p: float, q: float) -> float:
+    """KL(Bern(p) || Bern(q)) with 0 log 0 = 0."""
+    total = 0.0
+    for a, b in ((p, q), (1.0 - p, 1.0 - q)):
+        if a > 0.0:
+            total += INF if b <= 0.0 else a * math.log(a / b)
+    return max(total, 0.0)
+
+
+def statistic(stat: str, train: float, rollout: float) -> float:
+    """One row of the contract's table of statistics, per token."""
+    x = log_ratio(train, rollout)
+    if stat == "k1":
+        return x
+    if stat == "k2":
+        return 0.5 * x * x
+    if stat == "k3":
+        if x == -INF:
+            return INF
+        return max(0.0, math.expm1(min(max(x, -20.0), 20.0)) - min(x, 1e8))
+    if stat == "abs":
+        return 1.0 if x == -INF else abs(math.expm1(min(max(x, -20.0), 20.0)))
+    p, q = min(math.exp(train), 1.0), min(math.exp(rollout), 1.0)
+    if stat == "tv":
+        return abs(p - q)
+    if stat == "bkl":
+        return max(bernoulli_kl(p, q), bernoulli_kl(q, p))
+    raise AssertionError(stat)
+
+
+def total(values: Sequence[float]) -> float:
+    """A sum in which an infinity wins."""
+    infinite = [v for v in values if math.isinf(v)]
+    return infinite[0] if infinite else math.fsum(values)
+
+
+def mean(values: Sequence[float]) -> float:
+    """A mean; 0 over nothing."""
+    return total(values) / len(values) if values else 0.0
+
+
+def aggregate(stat: str, agg: str | None, values: Sequence[float]) -> float:
+    """One number for a unit. Means of l leave out -inf; a unit of nothing else has the geometric mean 0."""
+    if agg is None:
+        return values[0]
+    if agg == "sum":
+        return total(values)
+    if agg == "max":
+        return max(values)
+    if stat == "k1":
+        finite = [v for v in values if v != -INF]
+        return mean(finite) if finite else -INF
+    return mean(values)
+
+
+@dataclass
+class Row:
+    """The response tokens of one row: their positions, and per token the two log-probs and the advantage."""
+
+    index: int
+    positions: list[int]
+    train: list[float]
+    rollout: list[float]
+    advantages: list[float]
+    group: object
+    invalid: bool
+
+    @property
+    def l(self) -> list[float]:  # noqa: E743 - the contract's letter
+        return [log_ratio(p, q) for p, q in zip(self.train, self.rollout, strict=True)]
+
+    def units(self, scope: str) -> list[list[int]]:
+        """Indices into this row's lists, one list for each token, turn or sequence."""
+        if scope == "token":
+            return [[i] for i in range(len(self.positions))]
+        if scope == "seq":
+            return [list(range(len(self.positions)))] if self.positions else []
+        turns: list[list[int]] = []
+        for i, position in enumerate(self.positions):
+            if i == 0 or position != self.positions[i - 1] + 1:
+                turns.append([])
+            turns[-1].append(i)
+        return turns
+
+
+def is_invalid(train: float, rollout: float) -> bool:
+    """NaN, an engine that sampled what it gives no chance, +inf, or a probability clearly above 1."""
+    if math.isnan(train) or math.isnan(rollout) or rollout == -INF:
+        return True
+    return train > 1e-3 or rollout > 1e-3
