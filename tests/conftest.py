@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import torch
 from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent))  # the oracle is imported by name, and importlib mode adds no path
 
 for profile, examples in (("default", 150), ("slow", 3000)):
     settings.register_profile(

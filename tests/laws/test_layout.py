@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from oracle.batches import Batch, random_batch, random_config
+
 from verl_rollout_corr import correct
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*float32.*")
@@ -118,7 +118,11 @@ def test_memory_layout_does_not_matter(seed: int) -> None:
     batch, config, plain = draw(seed)
     before = [t.clone() for t in (batch.train, batch.rollout, batch.mask)]
     strided = correct(
-        batch.train.t().contiguous().t(), batch.rollout.clone(), batch.mask.t().contiguous().t(), config, **batch.optional
+        batch.train.t().contiguous().t(),
+        batch.rollout.clone(),
+        batch.mask.t().contiguous().t(),
+        config,
+        **batch.optional,
     )
     assert torch.equal(strided.keep, plain.keep)
     if plain.weights is not None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
 from oracle.batches import LEVELS, NAMES, STATS, Batch, random_batch, random_config, random_criterion, random_weights
+
 from verl_rollout_corr import correct
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*float32.*")

@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-from laws.test_layout import assert_same_metrics
 from oracle.batches import Batch, random_batch, random_config
-from verl_rollout_corr import correct, finalize
-from verl_rollout_corr.config import parse
 from verl_rollout_corr.correction import decide
 from verl_rollout_corr.sums import Sums
+
+from laws.test_layout import assert_same_metrics
+from verl_rollout_corr import correct, finalize
+from verl_rollout_corr.config import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*float32.*")
 

@@ -19,7 +19,7 @@ caps = pytest.mark.parametrize("cap", [1.0, 1.5, 2.0, 5.0])
 
 def sequence_ratio(w: World) -> torch.Tensor:
     """rho of every sequence."""
-    return (w.pi_of() / w.mu_of)
+    return w.pi_of() / w.mu_of
 
 
 def chi2_seq(w: World) -> float:

@@ -58,7 +58,7 @@ def test_k1_and_k3_are_unbiased_for_the_kl(w: World) -> None:
 def test_chi_squared(w: World) -> None:
     """chi2_seq is the sequences' chi-squared, chi2_token the tokens' average; 1 + chi2_seq <= (1 + chi2_max)^T."""
     found = metrics(w)
-    rho = (w.pi_of() / w.mu_of)
+    rho = w.pi_of() / w.mu_of
     assert found["chi2_seq"] == pytest.approx(float(w.expect_mu(rho**2)) - 1)
     steps = step_values(w, chi2_of)
     average = [float((reach * x).sum()) for (reach, _, _), x in zip(w.contexts(), steps, strict=True)]
@@ -180,5 +180,7 @@ def test_how_long_a_product_lives() -> None:
     assert int(reached) == 1610
     for length, kept in ((1610, 1), (1611, 0)):
         train = torch.full((1, length), -1.0, dtype=torch.float64)
-        found = correct(train, train - math.log(1.001), torch.ones(1, length), {"reject": {"seq_sum_k1": {"upper": 5.0}}})
+        found = correct(
+            train, train - math.log(1.001), torch.ones(1, length), {"reject": {"seq_sum_k1": {"upper": 5.0}}}
+        )
         assert int(found.keep[0, 0]) == kept

@@ -14,7 +14,9 @@ from verl_rollout_corr import correct
 
 FP32 = 3e-7  # weights leave as float32
 
-worlds = pytest.mark.parametrize("w", [world(s, vocabulary=v, steps=t) for s, v, t in ((0, 3, 3), (1, 2, 4), (2, 4, 3))])
+worlds = pytest.mark.parametrize(
+    "w", [world(s, vocabulary=v, steps=t) for s, v, t in ((0, 3, 3), (1, 2, 4), (2, 4, 3))]
+)
 
 
 def weights(w: World, level: str, **bounds: object) -> torch.Tensor:
