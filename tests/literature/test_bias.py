@@ -52,7 +52,7 @@ def test_the_bias_of_masking(w: World, cap: float) -> None:
 
 @worlds
 def test_rejection_alone_is_a_third_expectation(w: World) -> None:
-    """keep without weights gives E_mu[f 1{kept}], and its denominator decides what it estimates (contract section 8)."""
+    """keep without weights gives E_mu[f 1{kept}], and its denominator decides what it estimates (section 8)."""
     f, rho = reward(w), sequence_ratio(w)
     kept = correct(w.train(), w.rollout(), w.mask(), {"reject": {"seq_sum_k1": {"upper": 1.5}}}).keep[:, 0]
     inside = rho <= 1.5

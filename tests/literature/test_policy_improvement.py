@@ -11,8 +11,8 @@ from literature.test_divergences import kl_of, sequence_kl, step_values, tv_of
 from literature.test_unbiased import weights, worlds
 from literature.worlds import World, reward
 
-# arXiv 2512.23075 (Trust Region Masking), bounds on |J - J(mu) - L'| at T = 4096, a largest KL of 1e-4 per token, a KL of
-# 1e-2 per sequence, xi = 1. First number: total variations from the KLs by Pinsker; second: TV = 0.005 and 0.05 themselves.
+# arXiv 2512.23075 (Trust Region Masking), bounds on |J - J(mu) - L'| at T = 4096, a largest KL of 1e-4 per token, a KL
+# of 1e-2 per sequence, xi = 1. First number: total variations from the KLs by Pinsker; second: TV = 0.005 and 0.05.
 TABLE = {
     "classical": (1677.31, 838.66),
     "coupling": (113.84, 79.91),
@@ -56,7 +56,10 @@ def surrogate(w: World) -> tuple[float, float, float]:
 
 @worlds
 def test_the_identity(w: World) -> None:
-    """J(pi) - J(mu) = L' - Delta, L' = E_mu[R sum(r_t - 1)], Delta = E_mu[R sum(r_t - 1)(1 - prod_{j>t} r_j)] (2602.04879)."""
+    """J(pi) - J(mu) = L' - Delta (DPPO, arXiv 2602.04879).
+
+    L' = E_mu[R sum(r_t - 1)], Delta = E_mu[R sum(r_t - 1)(1 - prod_{j>t} r_j)].
+    """
     gain, first_order, delta = surrogate(w)
     assert gain == pytest.approx(float(w.expect_pi(reward(w)) - w.expect_mu(reward(w))), abs=1e-6)
     assert gain == pytest.approx(first_order - delta, abs=1e-6)

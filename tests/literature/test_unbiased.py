@@ -1,7 +1,7 @@
 """Which weights make which expectation exact: E_mu[w f] = E_pi[f], by enumeration.
 
-Precup, Sutton, Singh (2000) for the sequence and the per-decision form; Li et al. (2025), rl-collapse parts 1-3, for the
-sequence form and for what the token form leaves out.
+Precup, Sutton, Singh (2000) for the sequence and the per-decision form; Li et al. (2025), rl-collapse parts 1-3, for
+the sequence form and for what the token form leaves out.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def test_token_weights_are_unbiased_given_the_contexts_of_mu(w: World) -> None:
 
 @worlds
 def test_turn_weights_are_exact_within_a_turn(w: World) -> None:
-    """Two turns with a tool's answer between: each turn is exact given the contexts of mu; their product is the sequence's."""
+    """Two turns with a tool's answer between: each turn is exact given mu's contexts, their product is exact."""
     train, rollout = w.train(), w.rollout()
     hole = torch.full((len(train), 1), torch.nan, dtype=torch.float64)
     mask = torch.cat([w.mask()[:, :1], torch.zeros(len(train), 1, dtype=torch.bool), w.mask()[:, 1:]], 1)
