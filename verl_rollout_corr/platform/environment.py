@@ -1,0 +1,55 @@
+"""The environment variables that verl, vLLM and torch read on a CPU. What the user has set stays."""
+
+from __future__ import annotations
+
+import os
+
+DEFAULTS: dict[str, str] = {
+    # verl registers its FSDP engines for cuda and npu only (verl/workers/engine/fsdp/transformer_impl.py); this is
+    # verl's own override.
+    "VERL_ENGINE_DEVICE": "cuda",
+    # vLLM would take 40 % of the memory of the machine for its cache, once per replica; in GiB.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # vLLM would bind its threads to cores that the trainer needs too.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Trainer, rollout server and agent loop share the cores; one thread each beats many that wait for each other.
+    "OMP_NUM_THREADS": "1",
+    # Compiling needs a C++ compiler and takes longer than the models that one trains on a CPU.
+    "TORCHDYNAMO_DISABLE": "1",
+}
+"""Variable -> value where the user has set none."""
+
+WATCH_DIR = "VERL_CPU_WATCH_DIR"
+"""The folder in which the processes of one run announce themselves; set for the workers by the driver."""
+
+STALL_SECONDS = "VERL_CPU_STALL_SECONDS"
+"""Seconds without any work in any process of the run after which it counts as hung; 0 switches this check off."""
+
+POLL_SECONDS = "VERL_CPU_POLL_SECONDS"
+"""How often V1's trainer asks whether the rollouts are finished; verl's own value is 2."""
+
+
+def fill_in() -> None:
+    """Sets every variable of DEFAULTS that is not set."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def for_workers() -> dict[str, str]:
+    """What a Ray worker of this run needs in its environment, before it imports anything."""
+    names = ("VERL_PLATFORM", *DEFAULTS, WATCH_DIR, POLL_SECONDS)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def seconds(name: str, default: float) -> float:
+    """The variable as seconds. Raises ValueError that names it if it is no number ≥ 0."""
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < float("inf"):
+        raise ValueError(f"{name}={text!r}: expected seconds, a number of 0 or more, for example {name}={default:g}")
+    return value

@@ -1,0 +1,247 @@
+"""Ends a run whose process died or hangs, and says which one and why. It is a thread of the driver.
+
+Without it such a run is silent for ever: V1's trainer asks for the rollouts of a dead engine again and again, a rank
+waits for another one in a collective without a time limit, and Ray reports an actor's death only to who waits for
+that actor.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from verl_rollout_corr.platform import environment, members
+from verl_rollout_corr.platform.members import Member
+
+PERIOD = 1.0
+"""Seconds between two looks."""
+DEAD_AFTER = 2.0
+"""A process must be gone for this long: it may be on its way out, with the run."""
+STOPPED_AFTER = 10.0
+"""A process may be stopped for a moment by a person who looks at it."""
+STALLED_AFTER = 45.0
+"""A run that hangs ends within a minute."""
+FAREWELL = 10.0
+"""The driver may still end by itself, with Ray's own account of what happened."""
+IDLE_SHARE = 0.1
+"""What the processes of an idle run use by asking each other, in CPU seconds per second: less than this counts as no
+work.
+"""
+EXIT_CODE = 1
+
+
+@dataclass
+class Watched:
+    """What is known of a member of the run; `title` and `log` are kept for when it is dead."""
+
+    member: Member
+    title: str = "a process that had not started up"
+    log: Path | None = None
+    cpu_seconds: float | None = None
+    gone_since: float | None = None
+    stopped_since: float | None = None
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return f"{self.title} (pid {self.member.pid})"
+
+    def look(self, now: float) -> float:
+        """Updates what is known; returns the CPU seconds used since the last look."""
+        process = self.member.process()
+        if process is None:
+            self.gone_since = self.gone_since or now
+            return 0.0
+        try:
+            self.title = _title(process) or self.title
+            self.log = self.log or _standard_error_of(process)
+            stopped = process.status() == psutil.STATUS_STOPPED
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            return 0.0
+        self.stopped_since = (self.stopped_since or now) if stopped else None
+        used = times.user + times.system
+        worked = 0.0 if self.cpu_seconds is None else max(0.0, used - self.cpu_seconds)
+        self.cpu_seconds = used
+        return worked
+
+    def trouble(self, now: float) -> str | None:
+        """The cause for which the run must end, if this process is one."""
+        if (
+            self.gone_since is not None
+            and now - self.gone_since >= DEAD_AFTER
+            and not self.title.startswith("ray::IDLE")
+        ):
+            return (
+                f"{self.name} died without saying why: it was killed (kill -9, or by the kernel when memory ran out) "
+                "or it crashed"
+            )
+        if self.stopped_since is not None and now - self.stopped_since >= STOPPED_AFTER:
+            duration = now - self.stopped_since
+            return (
+                f"{self.name} has been stopped for {duration:.0f} s (SIGSTOP, Ctrl-Z or a debugger) and everything "
+                f"waits for it; kill -CONT {self.member.pid} would let it go on"
+            )
+        return None
+
+
+def _title(process: psutil.Process) -> str:
+    """Ray and vLLM write what a process does into its command line."""
+    words = process.cmdline()
+    return words[0].strip() if words else ""
+
+
+def _standard_error_of(process: psutil.Process) -> Path | None:
+    """The file that the process logs to, where the system tells."""
+    try:
+        target = Path(os.readlink(f"/proc/{process.pid}/fd/2"))
+    except OSError:
+        return None
+    return target if target.is_file() else None
+
+
+def last_lines(log: Path | None, count: int) -> list[str]:
+    """The last lines of a log that are not empty."""
+    if log is None or not log.is_file():
+        return []
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 16384))
+        lines = file.read().decode(errors="replace").splitlines()
+    return [line for line in lines if line.strip()][-count:]
+
+
+class Watchdog:
+    """Looks at the members of a run in `folder`; `check` returns the report for which the run must end."""
+
+    def __init__(self, folder: Path, *, stalled_after: float = STALLED_AFTER) -> None:
+        self.folder = folder
+        self.stalled_after = stalled_after
+        self.watched: dict[int, Watched] = {}
+        self._work: deque[tuple[float, float]] = deque()
+        self._started: float | None = None
+
+    def check(self, now: float) -> str | None:
+        """Looks once. Returns None, or what happened, with what helps to find out why."""
+        present = {member.pid: member for member in members.announced(self.folder)}
+        self.watched = {pid: self.watched.get(pid) or Watched(member) for pid, member in present.items()}
+        self._work.append((now, sum([watched.look(now) for watched in self.watched.values()])))
+        for watched in self.watched.values():
+            cause = watched.trouble(now)
+            if cause is not None:
+                return "\n".join([cause, *self._circumstances(watched)])
+        return self._stall(now)
+
+    def _circumstances(self, watched: Watched) -> list[str]:
+        memory = psutil.virtual_memory()
+        lines = [f"  memory: {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free now"]
+        log = last_lines(watched.log, 8)
+        if log:
+            lines += [f"  its last lines, in {watched.log}:", *(f"    {line}" for line in log)]
+        return lines
+
+    def _stall(self, now: float) -> str | None:
+        """Whether nobody has worked for as long as a run may be idle."""
+        if self._started is None:
+            self._started = now
+        if not self.stalled_after or not self.watched or now - self._started < self.stalled_after:
+            return None
+        while self._work and now - self._work[0][0] > self.stalled_after:
+            self._work.popleft()
+        if sum(work for _, work in self._work) >= IDLE_SHARE * self.stalled_after:
+            return None
+        lines = [
+            f"no process of the run has worked for {self.stalled_after:.0f} s: they wait for each other, or for "
+            f"something outside. If that is meant, give {environment.STALL_SECONDS} more seconds, or 0. What each of "
+            "them does:"
+        ]
+        for watched in self.watched.values():
+            lines += [f"  {watched.name}:", *(f"    {line}" for line in _innermost_frames(watched.member))]
+        return "\n".join(lines)
+
+
+def _innermost_frames(member: Member, count: int = 4) -> list[str]:
+    """Where the main thread of a process is, from the process itself; nothing if it does not answer."""
+    try:
+        os.kill(member.pid, members.STACK_SIGNAL)
+    except ProcessLookupError:
+        return ["it is gone"]
+    for _ in range(10):
+        time.sleep(0.1)
+        text = member.stack_file.read_text() if member.stack_file.exists() else ""
+        # faulthandler writes the current thread last: the one that handles signals, which is the main thread.
+        frames = text.rpartition("Current thread")[2].splitlines()[1:]
+        if frames:
+            return [frame.strip() for frame in frames[:count]]
+    return ["it does not answer"]
+
+
+def end_run(folder: Path) -> None:
+    """Ends every process of the run, this one last. SIGKILL, since a stopped process reacts to nothing else."""
+    doomed = {process.pid: process for process in psutil.Process().children(recursive=True)}
+    for member in members.announced(folder):
+        process = member.process()
+        if process is not None:
+            doomed[process.pid] = process
+    for process in doomed.values():
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(EXIT_CODE)
+
+
+def _say(text: str) -> None:
+    print(f"[cpu platform] {text}", file=sys.stderr, flush=True)
+
+
+def _watch(watchdog: Watchdog, over: threading.Event) -> None:
+    while not over.wait(PERIOD):
+        report = watchdog.check(time.monotonic())
+        if report is None:
+            continue
+        _say(report)
+        if not over.wait(FAREWELL):
+            _say("the run is ended because of that")
+            end_run(watchdog.folder)
+        return
+
+
+_folder: Path | None = None
+
+
+def start() -> None:
+    """Watches the run that this process, the driver, is about to start. A second call does nothing."""
+    global _folder
+    if _folder is not None:
+        return
+    stalled_after = environment.seconds(environment.STALL_SECONDS, STALLED_AFTER)
+    _folder = Path(tempfile.mkdtemp(prefix="verl-cpu-run-"))
+    os.environ[environment.WATCH_DIR] = str(_folder)
+    over = threading.Event()
+    thread = threading.Thread(
+        target=_watch,
+        args=(Watchdog(_folder, stalled_after=stalled_after), over),
+        name="verl-cpu-watchdog",
+        daemon=True,
+    )
+    # Ray registered its shutdown when it was imported, so this runs before Ray ends the workers.
+    atexit.register(_stop, over, thread, _folder)
+    thread.start()
+
+
+def _stop(over: threading.Event, thread: threading.Thread, folder: Path) -> None:
+    over.set()
+    thread.join(timeout=5 * PERIOD)
+    shutil.rmtree(folder, ignore_errors=True)
