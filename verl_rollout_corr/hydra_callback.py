@@ -1,28 +1,31 @@
 """What the presets make Hydra do before a run starts: the earliest place to stop one, for every main program of verl.
 
-The resolver would refuse the same configurations, but later: some of verl's programs resolve nothing before Ray is up. What only the driver can
-know is done here alone: the names of the presets, and the text as it was written (YAML and Hydra read `0.5_5` as 0.55).
+The resolver would refuse the same runs, but later: some of verl's programs resolve nothing before Ray is up. What only
+the driver can know is done here alone: the names of the presets, and what `written.py` reads.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.experimental.callback import Callback
-from hydra.types import RunMode
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_rollout_corr import resolver, written
-from verl_rollout_corr.errors import HookError, RolloutCorrError
+from verl_rollout_corr.errors import ConfigError, HookError, RolloutCorrError
+
+_BASE = "rollout_corr_base"
+_LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 class RunStart(Callback):
     """Checks the run, and writes the names of the presets into the node, from where they reach every process."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exit with one message if the run cannot be corrected as asked: Hydra turns any other exception into a warning."""
+        """Exit with one message if the run cannot be corrected as asked: Hydra only warns of other exceptions."""
         try:
             check_start(config)
         except RolloutCorrError as error:
@@ -38,19 +41,37 @@ def check_start(config: DictConfig) -> None:
     """
     hydra = config.hydra
     loader = GlobalHydra.instance().config_loader()
-    defaults = loader.compute_defaults_list(hydra.job.config_name, list(hydra.overrides.task), RunMode.RUN).defaults
-    paths = [default.config_path for default in defaults if default.config_path]
+    documents = written.read_documents(loader, hydra.job.config_name, hydra.overrides.task)
     written.check_overrides(hydra.overrides.task)
-    written.check_documents(loader.get_sources(), paths)
+    written.check_documents(documents)
     with open_dict(config.rollout_corr):
-        config.rollout_corr.presets = [
-            path.removeprefix("rollout_corr/") for path in paths if path.startswith("rollout_corr/")
-        ]
+        config.rollout_corr.presets = written.preset_names(documents)
+    _check_loss_mode_below(documents, config)
+    _check_hook()
     if resolver.is_registered():
         resolver.checked(config)
-    elif "verl" in sys.modules:
-        # An application that imports verl later is left to the interpolation, which cannot be resolved without the hook.
+
+
+def _check_hook() -> None:
+    # An application that imports verl later is left to the interpolation, which cannot be resolved without the hook.
+    if "verl" in sys.modules and not resolver.is_registered():
         raise HookError(
-            "the hook did not load in this process, so nothing would be corrected. Leave VERL_USE_EXTERNAL_PLUGINS unset or name rollout_corr in "
-            "it; if the hook raised an error, it is above."
+            "the hook did not load in this process, so nothing would be corrected. If it raised an error, that is "
+            "above. Leave VERL_USE_EXTERNAL_PLUGINS unset, or name rollout_corr in it."
         )
+
+
+def _check_loss_mode_below(documents: Sequence[written.Document], config: DictConfig) -> None:
+    """Refuse a `loss_mode` of the user's own YAML that a preset, merged after it, would silently put aside."""
+    node = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=False)
+    if not isinstance(node, dict) or node.get("loss_mode") != "${rollout_corr:loss_mode}":
+        return
+    for document in documents:
+        if document.name == _BASE:
+            return
+        for key, text in document.scalars:
+            if key.endswith("policy_loss.loss_mode") and not key.startswith("distillation") and text != "vanilla":
+                raise ConfigError(
+                    f"{_LOSS_MODE} is '{text}' in {document.name}.yaml, and a preset sets it after that. "
+                    f"In decoupled mode write {_LOSS_MODE}={text} on the command line; in bypass mode remove it there."
+                )

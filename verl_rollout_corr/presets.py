@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.node import instead
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -22,29 +22,33 @@ def load_preset(name_or_names: str | Sequence[str], overrides: Iterable[str] = (
     """The configuration that Hydra composes from one preset or a list of them.
 
     Args:
-        name_or_names: `"k3_rs"`, `"[token_is,k3_rs]"` or `["token_is", "k3_rs"]`; later presets win where both set a key.
-        overrides: Hydra overrides of the node, with or without the prefix: `"weights.upper=3"`, `"~reject.seq_mean_k3"`,
-            `"+rollout_corr.reject.seq_max_k1.lower=1e-4"`. `"hydra.searchpath=[file:///dir]"` adds a directory of presets of your own.
+        name_or_names: `"k3_rs"`, `"[token_is,k3_rs]"` or `["token_is", "k3_rs"]`; later presets win where both set a
+            key.
+        overrides: Hydra overrides of the node, with or without its name in front: `"weights.upper=3"`,
+            `"~reject.seq_mean_k3"`, `"+rollout_corr.reject.seq_max_k1.lower=1e-4"`. `"hydra.searchpath=[file:///dir]"`
+            adds a directory that holds presets of your own in `rollout_corr/`.
 
     Raises:
-        ConfigError: for a name that is no preset, an override that Hydra refuses, or a configuration that cannot be run.
+        ConfigError: for a name that is no preset, an override that Hydra refuses, a configuration that cannot be run.
     """
     names = _names(name_or_names)
     overrides = [_with_prefix(override) for override in overrides]
     with _hydra() as compose:
+        from hydra.core.global_hydra import GlobalHydra
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
 
         from verl_rollout_corr import resolver, written
 
         written.check_overrides(overrides)
+        overrides = [f"+{_GROUP}=[{','.join(names)}]", *overrides]
         try:
-            composed = compose([f"+{_GROUP}=[{','.join(names)}]", *overrides])
-            node = resolver.parse_node(composed)
+            node = resolver.parse_node(compose(config_name=None, overrides=overrides))
+            written.check_documents(written.read_documents(GlobalHydra.instance().config_loader(), None, overrides))
         except HydraException as error:
             raise ConfigError(_explained(error, names, overrides)) from error
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{', '.join(overrides)}: {error}") from error
+            raise ConfigError(f"{' '.join(overrides)}: {error}") from error
     return RolloutCorrConfig(**{**vars(node), "presets": tuple(names)})
 
 
@@ -63,23 +67,20 @@ def _shipped() -> tuple[str, ...]:
 
 
 @contextmanager
-def _hydra() -> Any:
-    """Hydra with the presets on its search path. Restores whatever Hydra was doing in this process."""
+def _hydra() -> Iterator[Callable[..., DictConfig]]:
+    """Hydra's `compose`, with the presets on the search path. Restores whatever Hydra was doing in this process."""
     try:
         from hydra import compose, initialize_config_module
     except ImportError as error:
         raise ConfigError(
-            "presets are Hydra configurations, and hydra-core is not installed. Install verl-rollout-corr[presets], or pass a mapping."
+            "presets are Hydra configurations, and hydra-core is not installed. "
+            "Install verl-rollout-corr[presets], or pass a mapping."
         ) from error
     from verl_rollout_corr import schema
 
     schema.register()
-
-    def composed(overrides: list[str]) -> DictConfig:
-        return compose(config_name=None, overrides=overrides)
-
     with initialize_config_module("verl_rollout_corr.conf", version_base="1.3"):
-        yield composed
+        yield compose
 
 
 def _names(name_or_names: str | Sequence[str]) -> list[str]:
@@ -107,7 +108,6 @@ def _explained(error: Exception, names: list[str], overrides: list[str]) -> str:
     shipped = _shipped()
     for name in names:
         if name not in shipped and f"'{_GROUP}/{name}'" in str(error):
-            near = get_close_matches(name, shipped, n=1)
-            hint = f"Did you mean {near[0]}? " if near else ""
-            return f"{name!r} is no preset. {hint}Write one of {', '.join(shipped)}."
-    return f"{' '.join([*names, *overrides])}: {error}"
+            return f"{name!r} is no preset. {instead(name, shipped, {})}"
+    cause = f" ({str(error.__cause__).splitlines()[0]})" if error.__cause__ else ""
+    return f"{' '.join(overrides)}: {error}{cause}"

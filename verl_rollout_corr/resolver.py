@@ -1,8 +1,9 @@
 """The OmegaConf resolver `rollout_corr`, which the presets use and the hook registers.
 
-`${rollout_corr:spec}` is the parsed configuration as JSON, `${rollout_corr:loss_mode}` and `${rollout_corr:bypass}` are what verl needs to be
-told. Only the hook registers it, after everything else of it succeeded: where the hook did not load, a preset cannot be resolved and
-the run stops. Each resolution parses the node and checks the run, so that what Hydra lets pass (`+rollout_corr.reject.seq_mean_k3.uper=1`) stops too.
+`${rollout_corr:spec}` is the parsed configuration as JSON; `${rollout_corr:loss_mode}` and `${rollout_corr:bypass}` are
+what verl needs to be told. Only the hook registers it, after everything else of it succeeded: where the hook did not
+load, a preset cannot be resolved and the run stops. Each resolution parses the node and checks the run, so that what
+Hydra lets pass (`+rollout_corr.reject.seq_mean_k3.uper=1`) stops too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ _on_resolve: Callable[[RolloutCorrConfig], None] | None = None
 
 
 def register(on_resolve: Callable[[RolloutCorrConfig], None] | None = None) -> None:
-    """Register the resolver. `on_resolve` is called with the checked configuration at each resolution, and may refuse by raising."""
+    """Register the resolver.
+
+    Args:
+        on_resolve: called with the checked configuration at each resolution; may refuse by raising.
+    """
     global _on_resolve
     _on_resolve = on_resolve
     OmegaConf.register_new_resolver(NAME, _answer, replace=True)

@@ -1,16 +1,16 @@
 """What a configuration needs from the rest of verl's: refused when the run is composed, before any worker starts.
 
-Standard library only: reads verl's configuration as nested mappings (a `DictConfig` is one) and imports nothing of verl.
+Standard library only: reads verl's configuration as nested mappings (a `DictConfig` is one), imports nothing of verl.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, cast
 
 from verl_rollout_corr.errors import ConfigError
-from verl_rollout_corr.grammar import Criterion, Denominator, Mode, RolloutCorrConfig, Scope
+from verl_rollout_corr.grammar import Denominator, Mode, RolloutCorrConfig, Scope
+from verl_rollout_corr.node import instead, shown
 
 BYPASS_LOSS_MODE = "rollout_corr"
 """The name under which the hook registers its policy loss with verl."""
@@ -18,19 +18,21 @@ BYPASS_LOSS_MODE = "rollout_corr"
 POLICY_LOSS_TARGET = "verl_rollout_corr.hooks.policy_loss.RolloutCorrPolicyLossConfig"
 """The class that carries the configuration to the actor workers."""
 
+TRAINER_MODES = ("sync", "colocate_async", "separate_async")
+"""The V1 trainers that the hook knows."""
+
 _ABSENT = object()
-_ACTOR = "actor_rollout_ref.actor"
+_LOSS = "actor_rollout_ref.actor.policy_loss"
 _OWN = "algorithm.rollout_correction"
-# verl 0.9.1's defaults, and what says the same here. Anything else under the node was written by hand.
+# verl 0.9.1's defaults, and what says the same here. Any other value was written by hand.
 _OWN_DEFAULTS: dict[str, tuple[Any, str]] = {
-    "rollout_is": (None, "weights.level"),
-    "rollout_is_threshold": (2.0, "weights.lower and weights.upper"),
-    "rollout_rs": (None, "reject"),
-    "rollout_rs_threshold": (None, "reject"),
-    "loss_type": ("ppo_clip", "loss"),
-    "rollout_is_batch_normalize": (False, "weights.normalize"),
+    "rollout_is": (None, "rollout_corr.weights.level"),
+    "rollout_is_threshold": (2.0, "rollout_corr.weights.lower and upper"),
+    "rollout_is_batch_normalize": (False, "rollout_corr.weights.normalize"),
+    "rollout_rs": (None, "rollout_corr.reject"),
+    "rollout_rs_threshold": (None, "rollout_corr.reject"),
+    "loss_type": ("ppo_clip", "rollout_corr.loss"),
 }
-_TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 
 
 def check_run(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
@@ -45,13 +47,14 @@ def check_run(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
     """
     _check_log_probs(run)
     _check_own_correction(config, run)
-    _check_worker_hook(run)
+    _check_worker(run)
     _check_policy_loss(config, run)
+    _check_distillation(run)
     _check_trainer(run)
 
 
 def policy_loss_objection(loss_mode: str, config: RolloutCorrConfig) -> str | None:
-    """Why this policy loss of verl would be wrong with `config` in decoupled mode, or None when it is right."""
+    """Why this policy loss of verl would be wrong with `config` in decoupled mode, or None where it is right."""
     rule = _POLICY_LOSSES.get(loss_mode)
     return rule(config) if rule else None
 
@@ -61,8 +64,8 @@ def _check_log_probs(run: Mapping[str, Any]) -> None:
     found = _at(run, key)
     if found is not True:
         raise ConfigError(
-            f"{key} is {_shown(found)}: without it the rollout engine returns no log-probs and there is nothing to correct with. "
-            f"Write {key}=true, or leave it out: the presets set it."
+            f"{key} is {_shown(found)}: the rollout engine would return no log-probs, and there would be nothing to "
+            f"correct with. Write {key}=true, or leave it out: the presets set it."
         )
 
 
@@ -70,30 +73,30 @@ def _check_own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> 
     bypass = _at(run, f"{_OWN}.bypass_mode")
     if bypass is not _ABSENT and bypass is not (config.mode is Mode.BYPASS):
         raise ConfigError(
-            f"{_OWN}.bypass_mode is {_shown(bypass)} and rollout_corr.mode is '{config.mode}': the two must say the same. "
-            f"Leave {_OWN}.bypass_mode out and write rollout_corr.mode: the presets derive the one from the other."
+            f"{_OWN}.bypass_mode is {_shown(bypass)}, and rollout_corr.mode is '{config.mode}'. "
+            f"Leave {_OWN}.bypass_mode out, it follows rollout_corr.mode, and write rollout_corr.mode: "
+            f"{'decoupled' if config.mode is Mode.BYPASS else 'bypass'} if that is what you want."
         )
     own = _at(run, _OWN)
-    for name, found in own.items() if isinstance(own, Mapping) else ():
-        default, ours = _OWN_DEFAULTS.get(name, (None, None))
-        if name not in ("bypass_mode", "_target_", "rollout_corr") and found != default:
-            instead = f"and write rollout_corr.{ours}" if ours else "and write what you need under rollout_corr"
+    for name, found in cast("Mapping[str, Any]", own).items() if isinstance(own, Mapping) else ():
+        default, ours = _OWN_DEFAULTS.get(name, (None, "a key of rollout_corr"))
+        if name not in ("bypass_mode", "rollout_corr", "_target_") and found != default:
             raise ConfigError(
-                f"{_OWN}.{name} is {_shown(found)}: verl's own correction cannot run beside rollout_corr. "
-                f"Leave it out {instead} (default: {_shown(default)}), or leave +rollout_corr out."
+                f"{_OWN}.{name} is {_shown(found)}: verl's own correction cannot run beside rollout_corr. Leave it out "
+                f"(its default is {_shown(default)}) and write {ours}, or leave +rollout_corr out."
             )
-    nested = _at(run, f"{_ACTOR}.policy_loss.rollout_correction")
+    nested = _at(run, f"{_LOSS}.rollout_correction")
     if nested is not _ABSENT and nested is not None:
         raise ConfigError(
-            f"{_ACTOR}.policy_loss.rollout_correction is set: verl's own correction cannot run beside rollout_corr. "
-            f"Leave it out and write what you need under rollout_corr, or leave +rollout_corr out."
+            f"{_LOSS}.rollout_correction is {_shown(nested)}: verl's own correction cannot run beside rollout_corr. "
+            f"Leave it out and write rollout_corr, or leave +rollout_corr out."
         )
 
 
-def _check_worker_hook(run: Mapping[str, Any]) -> None:
-    key = f"{_ACTOR}.policy_loss._target_"
+def _check_worker(run: Mapping[str, Any]) -> None:
+    key = f"{_LOSS}._target_"
     found = _at(run, key)
-    if _at(run, f"{_ACTOR}.policy_loss") is not _ABSENT and found != POLICY_LOSS_TARGET:
+    if _at(run, _LOSS) is not _ABSENT and found != POLICY_LOSS_TARGET:
         raise ConfigError(
             f"{key} is {_shown(found)}: the actor workers would not know of rollout_corr. "
             f"Leave it out (the presets set it), or write {POLICY_LOSS_TARGET}."
@@ -101,12 +104,7 @@ def _check_worker_hook(run: Mapping[str, Any]) -> None:
 
 
 def _check_policy_loss(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
-    if _at(run, "distillation.enabled") not in (False, None, _ABSENT):
-        raise ConfigError(
-            f"distillation.enabled is {_shown(_at(run, 'distillation.enabled'))}: the distillation loss takes neither our weights nor our mask. "
-            f"Write distillation.enabled=false, or leave +rollout_corr out."
-        )
-    key = f"{_ACTOR}.policy_loss.loss_mode"
+    key = f"{_LOSS}.loss_mode"
     found = _at(run, key)
     if found is _ABSENT:
         return
@@ -122,63 +120,62 @@ def _check_policy_loss(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Non
         raise ConfigError(f"{key} is {_shown(found)}: {objection}")
 
 
-def _check_trainer(run: Mapping[str, Any]) -> None:
-    if _at(run, "trainer.use_v1") is not True:
-        return
-    key = "trainer.v1.trainer_mode"
+def _check_distillation(run: Mapping[str, Any]) -> None:
+    key = "distillation.enabled"
     found = _at(run, key)
-    if found not in _TRAINER_MODES:
-        near = get_close_matches(str(found), _TRAINER_MODES, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
+    if found not in (False, None, _ABSENT):
         raise ConfigError(
-            f"{key} is {_shown(found)}: it is not known whether that trainer would apply the correction. "
-            f"{hint}Write {', '.join(_TRAINER_MODES[:-1])} or {_TRAINER_MODES[-1]}, or trainer.use_v1=false."
+            f"{key} is {_shown(found)}: the distillation loss takes neither these weights nor this mask. "
+            f"Write {key}=false, or leave +rollout_corr out."
         )
 
 
-def _rejects_parts_of_sequences(config: RolloutCorrConfig) -> Criterion | None:
-    return next((c for c in config.reject if c.scope is not Scope.SEQ), None)
+def _check_trainer(run: Mapping[str, Any]) -> None:
+    key = "trainer.v1.trainer_mode"
+    found = _at(run, key)
+    if _at(run, "trainer.use_v1") is True and found not in TRAINER_MODES:
+        raise ConfigError(
+            f"{key} is {_shown(found)}: whether that trainer applies the correction is not known. "
+            f"{instead(str(found), TRAINER_MODES, {})}"
+        )
 
 
 def _gspo(config: RolloutCorrConfig) -> str | None:
-    criterion = _rejects_parts_of_sequences(config)
-    if criterion is None or config.denominator is Denominator.KEPT:
+    part = next((criterion for criterion in config.reject if criterion.scope is not Scope.SEQ), None)
+    if part is None or config.denominator is Denominator.KEPT:
         return None
     return (
-        f"its sequence ratio is a mean over the response mask, which rejected tokens would dilute, and rollout_corr.reject.{criterion.name} rejects "
-        f"parts of a sequence. Write a criterion of whole sequences (seq_<agg>_<stat>), or another loss_mode."
+        f"its sequence ratio is a mean over the response mask, which the tokens rejected by "
+        f"rollout_corr.reject.{part.name} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
+        f"rollout_corr.denominator: kept, or another loss_mode."
     )
 
 
 def _own_bypass(config: RolloutCorrConfig) -> str | None:
-    return "it is verl's own correction in bypass mode. Leave it out and write rollout_corr.mode: bypass."
+    return "it is verl's own correction. Leave it out and write rollout_corr.mode: bypass."
 
 
-def _ours_in_decoupled(config: RolloutCorrConfig) -> str | None:
-    return "it is the loss of bypass mode, and rollout_corr.mode is 'decoupled'. Leave it out, or write rollout_corr.mode: bypass."
+def _loss_of_bypass(config: RolloutCorrConfig) -> str | None:
+    return "it is the loss of bypass mode. Leave it out, or write rollout_corr.mode: bypass."
 
 
-# verl's policy losses that need more than a mask and weights. One that is not here takes both as they are.
+# verl's policy losses that do not take any mask and any weights. One that is not listed takes both as they are.
 _POLICY_LOSSES: dict[str, Callable[[RolloutCorrConfig], str | None]] = {
     "gspo": _gspo,
     "bypass_mode": _own_bypass,
-    BYPASS_LOSS_MODE: _ours_in_decoupled,
+    BYPASS_LOSS_MODE: _loss_of_bypass,
 }
 
 
-def _at(run: Mapping[str, Any], path: str) -> Any:
+def _at(run: Mapping[str, Any], path: str) -> object:
     """The value at a dotted path, or `_ABSENT`."""
-    value: Any = run
+    value: object = run
     for key in path.split("."):
         if not isinstance(value, Mapping) or key not in value:
             return _ABSENT
-        value = value[key]
+        value = cast("Mapping[str, object]", value)[key]
     return value
 
 
-def _shown(value: Any) -> str:
-    if value is _ABSENT:
-        return "not set"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return repr(value)
+def _shown(value: object) -> str:
+    return "not set" if value is _ABSENT else shown(value)

@@ -1,9 +1,9 @@
 """The shape of the node `rollout_corr` in a composed Hydra configuration.
 
-Two properties are on purpose. Every scalar is MISSING, which Hydra never merges over a value, so that each preset of a list
-may bring the schema along without resetting what an earlier one set; the parser fills in the defaults. And leaves are `Any`: the parser
-says what to write instead, where OmegaConf could only say "not a float", and would turn `true` into the text "True".
-Processes that receive the configuration import this module to unpickle it, so it imports nothing heavy.
+Two properties are on purpose. Every scalar is MISSING, which Hydra never merges over a value, so that each preset of a
+list may bring the schema along without resetting what an earlier one set; the parser fills in the defaults. And leaves
+are `Any`: the parser says what to write instead, where OmegaConf could only say "not a float", and would turn `true`
+into the text "True". Processes that receive the configuration import this module to unpickle it: nothing heavy here.
 """
 
 from __future__ import annotations

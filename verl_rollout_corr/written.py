@@ -1,23 +1,36 @@
-"""Bounds as they were written: `0.5_5` and `1_2`, in which YAML and Hydra see digit separators, and read 0.55 and 12.
+"""The configuration as it was written: what composing hides, read once more as text from the command line and the YAML.
 
-The composed configuration no longer shows it, so the command line and the YAML documents are read once more, as text.
+`0.5_5` and `1_2` are numbers with digit separators to YAML and to Hydra, which read 0.55 and 12. And a `loss_mode` that
+a YAML document of the user sets lies below the one that a preset puts in place.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra.core.config_loader import ConfigLoader
+from hydra.types import RunMode
 
-from verl_rollout_corr.config import text_of_two_bounds, two_bounds_instead
 from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.node import two_bounds, two_bounds_instead
 
 _OVERRIDE = re.compile(r"\+{0,2}(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
+_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _IN_BRACES = re.compile(r"(?P<key>\w+)\s*:\s*(?P<value>[^\s,{}\[\]]+)")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One YAML document of a run, as Hydra names it (`rollout_corr/k3_rs`): dotted key and text of every scalar."""
+
+    name: str
+    scalars: tuple[tuple[str, str], ...]
 
 
 def check_overrides(overrides: Iterable[str]) -> None:
@@ -27,52 +40,63 @@ def check_overrides(overrides: Iterable[str]) -> None:
         if match is None:
             continue
         key, value = match["key"], match["value"].strip()
+        pairs = [(key, value.strip("'\""))]
         if value.startswith("{"):
-            for inner in _IN_BRACES.finditer(value):
-                _refuse_two_bounds(f"{key}.{inner['key']}", inner["value"], "the command line")
-        else:
-            _refuse_two_bounds(key, value.strip("'\""), "the command line")
+            pairs = [(f"{key}.{inner['key']}", inner["value"]) for inner in _IN_BRACES.finditer(value)]
+        for inner_key, text in pairs:
+            _refuse_two_bounds(inner_key, text, "on the command line")
 
 
-def check_documents(sources: Iterable[Any], config_paths: Iterable[str]) -> None:
-    """Raise ConfigError if a YAML document of the run writes two numbers as one in a `rollout_corr` node.
-
-    Args:
-        sources: Hydra's config sources in the order of its search path.
-        config_paths: the documents that Hydra composed, as it names them (`rollout_corr/k3_rs`).
-    """
-    sources = list(sources)
-    for config_path in config_paths:
-        text = _text(sources, config_path)
-        if text is None or "rollout_corr" not in text + config_path:
-            continue
-        inside = "rollout_corr" if config_path.startswith("rollout_corr/") and "@package" not in text else ""
-        for key, value in _plain_scalars(yaml.compose(text, Loader=yaml.SafeLoader), inside):
-            if f".{key}".find(".rollout_corr.") >= 0:
-                _refuse_two_bounds(key, value, f"{config_path}.yaml")
+def check_documents(documents: Iterable[Document]) -> None:
+    """Raise ConfigError if a document writes two numbers as one below `rollout_corr`."""
+    for document in documents:
+        for key, text in document.scalars:
+            if key.startswith("rollout_corr."):
+                _refuse_two_bounds(key, text, f"in {document.name}.yaml")
 
 
-def _refuse_two_bounds(key: str, value: str, origin: str) -> None:
-    pair = text_of_two_bounds(value)
+def read_documents(loader: ConfigLoader, config_name: str | None, overrides: Sequence[str]) -> tuple[Document, ...]:
+    """The documents that Hydra composes, in the order in which it merges them. One that is no file has no scalars."""
+    defaults = loader.compute_defaults_list(config_name, list(overrides), RunMode.RUN).defaults
+    names = dict.fromkeys(default.config_path for default in defaults if default.config_path)
+    sources = list(loader.get_sources())
+    return tuple(Document(name, tuple(_scalars(name, _text(sources, name)))) for name in names)
+
+
+def preset_names(documents: Iterable[Document]) -> list[str]:
+    """The presets among the documents of a run."""
+    group = "rollout_corr/"
+    return [document.name.removeprefix(group) for document in documents if document.name.startswith(group)]
+
+
+def _refuse_two_bounds(key: str, text: str, origin: str) -> None:
+    pair = two_bounds(text)
     if pair is not None:
-        parent = key.rpartition(".")[0]
-        raise ConfigError(f"{key} is {value} in {origin}: {two_bounds_instead(parent, pair)}")
+        raise ConfigError(f"{key} is {text} {origin}: {two_bounds_instead(key.rpartition('.')[0], pair)}")
 
 
-def _text(sources: Iterable[Any], config_path: str) -> str | None:
-    """The document as written, from the first source that has it, as Hydra chooses. None for documents that are not files."""
+def _text(sources: Iterable[Any], name: str) -> str:
+    """The document from the first source that has it, as Hydra chooses; empty for the nodes of its ConfigStore."""
     for source in sources:
-        if source.scheme() not in ("file", "pkg") or not source.available() or not source.is_config(config_path):
-            continue
-        name = f"{config_path}.yaml"
-        root = Path(source.path) if source.scheme() == "file" else files(source.path.replace("/", "."))
-        return root.joinpath(*name.split("/")).read_text(encoding="utf-8")
-    return None
+        if source.available() and source.is_config(name):
+            if source.scheme() not in ("file", "pkg"):
+                return ""
+            root = Path(source.path) if source.scheme() == "file" else files(source.path.replace("/", "."))
+            return root.joinpath(*f"{name}.yaml".split("/")).read_text(encoding="utf-8")
+    return ""
 
 
-def _plain_scalars(node: yaml.Node | None, path: str) -> Iterator[tuple[str, str]]:
+def _scalars(name: str, text: str) -> Iterator[tuple[str, str]]:
+    header = _PACKAGE.search(text)
+    package = header[1] if header else "_group_"
+    group = name.rpartition("/")[0].replace("/", ".")
+    path = {"_global_": "", "_group_": group}.get(package, package)
+    return _walk(yaml.compose(text, Loader=yaml.SafeLoader), path)
+
+
+def _walk(node: yaml.Node | None, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield from _plain_scalars(value, f"{path}.{key.value}" if path else str(key.value))
+            yield from _walk(value, f"{path}.{key.value}" if path else str(key.value))
     elif isinstance(node, yaml.ScalarNode):
         yield path, node.value

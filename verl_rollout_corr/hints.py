@@ -1,0 +1,68 @@
+"""What people who come from verl or from a peer write, and what it is called here: for messages, not accepted."""
+
+from __future__ import annotations
+
+KEYS: dict[str, str] = {
+    "rollout_is": "weights.level",
+    "rollout_is_threshold": "weights.lower and weights.upper",
+    "rollout_is_batch_normalize": "weights.normalize: batch",
+    "rollout_rs": "reject: {<criterion>: {lower, upper}}",
+    "rollout_rs_threshold": "reject: {<criterion>: {lower, upper}}",
+    "rollout_rs_threshold_lower": "reject: {<criterion>: {lower, upper}}",
+    "rollout_token_veto_threshold": "reject: {seq_max_k1: {lower: 1e-4}}",
+    "bypass_mode": "mode: bypass",
+    "use_policy_gradient": "mode: bypass with loss: reinforce",
+    "loss_type": "loss",
+    "loss_mode": "loss in bypass mode, actor_rollout_ref.actor.policy_loss.loss_mode in decoupled mode",
+    "tis_imp_ratio_cap": "weights.upper",
+    "threshold": "upper",
+    "min": "lower",
+    "max": "upper",
+    "cap": "upper",
+    "veto": "reject: {seq_max_k1: {lower: 1e-4}}",
+}
+
+LEVELS: dict[str, str] = {
+    "sequence": "seq_sum",
+    "seq": "seq_sum",
+    "geometric": "seq_mean",
+    "geo": "seq_mean",
+    "segment": "turn_sum",
+    "turn": "turn_sum",
+    "prefix": "prefix_sum",
+    "none": "null",
+    "off": "null",
+}
+
+CRITERIA: dict[str, str] = {
+    "token": "token_k1",
+    "sequence": "seq_sum_k1",
+    "seq": "seq_sum_k1",
+    "geometric": "seq_mean_k1",
+    "geo": "seq_mean_k1",
+    "seq_geo_k1": "seq_mean_k1",
+    "group_k1": "seq_mean_k1",
+    "k1": "seq_mean_k1",
+    "k2": "seq_mean_k2",
+    "k3": "seq_mean_k3",
+    "token_veto": "seq_max_k1",
+    "veto": "seq_max_k1",
+    "rollout_is": "seq_sum_k1",
+    "rollout_rs": "seq_sum_k1",
+}
+
+WORDS: dict[str, str] = {
+    "clip": "truncate",
+    "clamp": "truncate",
+    "tis": "truncate",
+    "mis": "mask",
+    "icepop": "mask",
+    "ppo": "ppo_clip",
+    "vanilla": "ppo_clip",
+    "pg": "reinforce",
+    "policy_gradient": "reinforce",
+    "negative": "negative_advantage",
+    "positive": "positive_advantage",
+    "raise": "error",
+    "drop": "reject",
+}
