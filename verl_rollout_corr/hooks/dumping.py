@@ -61,6 +61,7 @@ def write(
         "columns": {name: column.detach().cpu() for name, column in columns.items()},
         "keep": keep.cpu(),
         "log_prob": no_padding_2_padding(model_output["log_probs"].detach(), data).cpu(),
+        "rollout_log_probs": _tokens(data, "rollout_log_probs"),
         "input_ids": _tokens(data, "input_ids"),
         "prompts": _tokens(data, "prompts"),
         "responses": _tokens(data, "responses"),
