@@ -116,7 +116,7 @@ def test_skyrl_weights() -> None:
 
 
 def test_areal() -> None:
-    """AReaL test_rejection_sampling.py: geometric weight e^.5; l = 0,2,0 over k2 .1 goes, 0,1,0 in .5 stays; clamp 3."""
+    """AReaL test_rejection_sampling.py: geometric weight e^.5; l = 0,2,0 over k2 .1 goes, 0,1,0 stays in .5; clamp."""
     geometric = ask([[0.0, 0.5, 1.0]], {"weights": {"level": "seq_mean"}}).weights
     assert geometric[0].tolist() == pytest.approx([math.exp(0.5)] * 3)
     assert ask([[0.0, 1.0, 0.0]], {"reject": {"seq_mean_k2": {"upper": 0.5}}}).keep.tolist() == [[1, 1, 1]]
