@@ -165,13 +165,9 @@ def test_case_07_sibling_every_name_is_a_typo_away(name: str) -> None:
 @pytest.mark.parametrize("name", CRITERION_NAMES)
 def test_case_08_rejection_without_weights(name: str) -> None:
     """Rejection on, weights off: rejection happens."""
-    found = ask(
-        from_log_ratios([3.0, 3.0], [0.0, 0.0]), {"weights": {"level": None}, "reject": {name: {"upper": 1e-3}}}
-    )
-    if name.endswith("k1"):
-        found = ask(from_log_ratios([3.0, 3.0], [0.0, 0.0]), {"reject": {name: {"upper": 1.0}}})
-    if name.endswith("tv"):
-        found = ask(from_log_ratios([3.0, 3.0], [0.0, 0.0], base=-4.0), {"reject": {name: {"upper": 1e-3}}})
+    bounds = {"upper": 1.0 if name.endswith("k1") else 1e-3}
+    config = {"weights": {"level": None}, "reject": {name: bounds}}
+    found = ask(from_log_ratios([3.0, 3.0], [0.0, 0.0], base=-4.0), config)
     assert found.weights is None
     assert found.keep.tolist() == [[0, 0], [1, 1]]
 
