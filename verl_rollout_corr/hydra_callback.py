@@ -12,9 +12,11 @@ from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_rollout_corr import resolver, written
+from verl_rollout_corr.config import to_mapping
 from verl_rollout_corr.errors import ConfigError, HookError, RolloutCorrError
 
 _BASE = "rollout_corr_base"
@@ -22,30 +24,41 @@ _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 class RunStart(Callback):
-    """Checks the run, and writes the names of the presets into the node, from where they reach every process."""
+    """Checks the run and completes the node, from where the names of the presets reach every process."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exit with one message if the run cannot be corrected as asked: Hydra only warns of other exceptions."""
-        try:
-            check_start(config)
-        except RolloutCorrError as error:
-            sys.exit(f"rollout_corr: {error}")
+        """Before the job gets its copy of the configuration."""
+        _check_or_exit(config)
+
+    def on_job_start(self, config: DictConfig, *, task_function: Any, **kwargs: Any) -> None:
+        """For the jobs of a sweep, which start without a run. Their copy is made: the names do not reach it."""
+        if config.hydra.mode == RunMode.MULTIRUN:
+            _check_or_exit(config)
+
+
+def _check_or_exit(config: DictConfig) -> None:
+    """Exit with one message if the run cannot be corrected as asked: Hydra only warns of other exceptions."""
+    try:
+        check_start(config)
+    except RolloutCorrError as error:
+        sys.exit(f"rollout_corr: {error}")
 
 
 def check_start(config: DictConfig) -> None:
-    """Check the run that Hydra composed, `hydra` node included, and fill in `rollout_corr.presets`.
+    """Check the run that Hydra composed, `hydra` node included, and fill in every default and `rollout_corr.presets`.
 
     Raises:
         ConfigError: if the run cannot be corrected as asked.
         HookError: if the hook did not load in this process.
     """
     hydra = config.hydra
-    loader = GlobalHydra.instance().config_loader()
-    documents = written.read_documents(loader, hydra.job.config_name, hydra.overrides.task)
+    documents = written.read_documents(GlobalHydra.instance().config_loader(), hydra)
     written.check_overrides(hydra.overrides.task)
     written.check_documents(documents)
     with open_dict(config.rollout_corr):
         config.rollout_corr.presets = written.preset_names(documents)
+        # What runs print and track is then the whole configuration, and not what the presets left to its defaults.
+        config.rollout_corr = OmegaConf.merge(config.rollout_corr, to_mapping(resolver.parse_node(config)))
     _check_loss_mode_below(documents, config)
     _check_hook()
     if resolver.is_registered():

@@ -43,8 +43,9 @@ def load_preset(name_or_names: str | Sequence[str], overrides: Iterable[str] = (
         written.check_overrides(overrides)
         overrides = [f"+{_GROUP}=[{','.join(names)}]", *overrides]
         try:
-            node = resolver.parse_node(compose(config_name=None, overrides=overrides))
-            written.check_documents(written.read_documents(GlobalHydra.instance().config_loader(), None, overrides))
+            composed = compose(config_name=None, overrides=overrides, return_hydra_config=True)
+            written.check_documents(written.read_documents(GlobalHydra.instance().config_loader(), composed.hydra))
+            node = resolver.parse_node(composed)
         except HydraException as error:
             raise ConfigError(_explained(error, names, overrides)) from error
         except OmegaConfBaseException as error:
@@ -71,6 +72,8 @@ def _hydra() -> Iterator[Callable[..., DictConfig]]:
     """Hydra's `compose`, with the presets on the search path. Restores whatever Hydra was doing in this process."""
     try:
         from hydra import compose, initialize_config_module
+        from hydra.core.global_hydra import GlobalHydra
+        from hydra.version import VersionBase
     except ImportError as error:
         raise ConfigError(
             "presets are Hydra configurations, and hydra-core is not installed. "
@@ -79,8 +82,14 @@ def _hydra() -> Iterator[Callable[..., DictConfig]]:
     from verl_rollout_corr import schema
 
     schema.register()
-    with initialize_config_module("verl_rollout_corr.conf", version_base="1.3"):
-        yield compose
+    running, base = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("verl_rollout_corr.conf", version_base="1.3"):
+            yield compose
+    finally:
+        GlobalHydra.instance().hydra = running
+        VersionBase.instance().version_base = base
 
 
 def _names(name_or_names: str | Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ a YAML document of the user sets lies below the one that a preset puts in place.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.node import two_bounds, two_bounds_instead
@@ -55,11 +56,18 @@ def check_documents(documents: Iterable[Document]) -> None:
                 _refuse_two_bounds(key, text, f"in {document.name}.yaml")
 
 
-def read_documents(loader: ConfigLoader, config_name: str | None, overrides: Sequence[str]) -> tuple[Document, ...]:
-    """The documents that Hydra composes, in the order in which it merges them. One that is no file has no scalars."""
-    defaults = loader.compute_defaults_list(config_name, list(overrides), RunMode.RUN).defaults
+def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, ...]:
+    """The documents that Hydra composed, in the order in which it merged them. One that is no file has no scalars.
+
+    Args:
+        loader: Hydra's loader.
+        hydra: the node `hydra` of the composed configuration.
+    """
+    # The overrides of `hydra` itself are kept apart, and `hydra.searchpath` says where presets of one's own are.
+    overrides = [*hydra.overrides.hydra, *hydra.overrides.task]
+    defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
     names = dict.fromkeys(default.config_path for default in defaults if default.config_path)
-    sources = list(loader.get_sources())
+    sources = list(hydra.runtime.config_sources)
     return tuple(Document(name, tuple(_scalars(name, _text(sources, name)))) for name in names)
 
 
@@ -78,11 +86,14 @@ def _refuse_two_bounds(key: str, text: str, origin: str) -> None:
 def _text(sources: Iterable[Any], name: str) -> str:
     """The document from the first source that has it, as Hydra chooses; empty for the nodes of its ConfigStore."""
     for source in sources:
-        if source.available() and source.is_config(name):
-            if source.scheme() not in ("file", "pkg"):
-                return ""
-            root = Path(source.path) if source.scheme() == "file" else files(source.path.replace("/", "."))
-            return root.joinpath(*f"{name}.yaml".split("/")).read_text(encoding="utf-8")
+        if source.schema == "file":
+            file = Path(source.path, f"{name}.yaml")
+        elif source.schema == "pkg" and source.path:
+            file = files(source.path.replace("/", ".")).joinpath(*f"{name}.yaml".split("/"))
+        else:
+            continue
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
     return ""
 
 
