@@ -1,0 +1,220 @@
+"""The door: everything about a batch is checked once here, with errors that name the row and what to do.
+
+`prepare` synchronises with the host. Below it nothing is checked again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
+from verl_rollout_corr.grammar import Invalid, RolloutCorrConfig
+from verl_rollout_corr.scopes import Layout, layout_of, to_padded
+
+LOG_PROB_SLACK = 1e-3
+"""A log-prob up to this is rounding of log 1 = 0; above it is no log-prob."""
+
+_warned_half = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A checked, padded batch. (B, T) but `group_ids` and `staleness`, (B,)."""
+
+    train: Tensor
+    rollout: Tensor
+    mask: Tensor
+    advantages: Tensor | None
+    group_ids: Tensor | None
+    staleness: Tensor | None
+    layout: Layout
+    keep_dtype: torch.dtype
+
+
+def invalid_tokens(train: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
+    """(B, T) bool: response tokens whose log-probs cannot be: NaN, +inf, above 1e-3, or log mu = -inf."""
+    bad = train.isnan() | rollout.isnan() | (train > LOG_PROB_SLACK) | (rollout > LOG_PROB_SLACK)
+    return mask & (bad | (rollout == -torch.inf))
+
+
+def prepare(
+    train_log_probs: Any,
+    rollout_log_probs: Any,
+    response_mask: Any,
+    config: RolloutCorrConfig,
+    *,
+    advantages: Any,
+    group_ids: Any,
+    staleness: Any,
+) -> Batch:
+    """Checks and pads a batch. Raises InputError or MissingRolloutLogProbsError."""
+    if rollout_log_probs is None:
+        raise MissingRolloutLogProbsError(
+            "rollout_log_probs is None, so there is nothing to compare the trainer's log-probs with; make the engine return them: "
+            "actor_rollout_ref.rollout.calculate_log_probs=true"
+        )
+    named = {
+        "train_log_probs": train_log_probs,
+        "rollout_log_probs": rollout_log_probs,
+        "response_mask": response_mask,
+    }
+    for name, tensor in named.items():
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{name} is {type(tensor).__name__}, expected a (B, T) or jagged tensor")
+    layout = layout_of(response_mask)
+    _check_shapes(named)
+    _warn_half(train_log_probs, rollout_log_probs)
+    mask = _bool_mask(to_padded(response_mask))
+    train, rollout = to_padded(train_log_probs), to_padded(rollout_log_probs)
+    _check_log_prob_dtype(train, "train_log_probs")
+    _check_log_prob_dtype(rollout, "rollout_log_probs")
+    if config.invalid is Invalid.ERROR:
+        _check_valid(train, rollout, mask)
+    return Batch(
+        train=train,
+        rollout=rollout,
+        mask=mask,
+        advantages=_advantages(advantages, mask, config),
+        group_ids=_groups(group_ids, mask, config),
+        staleness=_staleness(staleness, mask),
+        layout=layout,
+        keep_dtype=response_mask.dtype,
+    )
+
+
+def _shape(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.is_nested:
+        return ("jagged", *tensor.offsets().diff().tolist())
+    return tuple(tensor.shape)
+
+
+def _check_shapes(named: dict[str, Tensor]) -> None:
+    mask = named["response_mask"]
+    expected = _shape(mask)
+    if not mask.is_nested and mask.dim() != 2:
+        raise InputError(f"response_mask has shape {expected}, expected (B, T)")
+    for name, tensor in named.items():
+        found = _shape(tensor)
+        if found == expected:
+            continue
+        if tensor.is_nested and mask.is_nested:
+            row = next((i for i, (a, b) in enumerate(zip(found[1:], expected[1:], strict=False)) if a != b), None)
+            where = f"row {row}: {found[1 + row]} tokens against {expected[1 + row]}" if row is not None else (
+                f"{len(found) - 1} rows against {len(expected) - 1}"
+            )
+            raise InputError(f"{name} and response_mask differ, {where}; both must cover the same response tokens")
+        raise InputError(
+            f"{name} has shape {found}, response_mask {expected}: both must cover the same response tokens in the same layout"
+        )
+
+
+def _warn_half(*tensors: Tensor) -> None:
+    global _warned_half
+    half = [tensor.dtype for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]
+    if half and not _warned_half:
+        _warned_half = True
+        warnings.warn(
+            f"log-probs came as {half[0]}: they are widened before they are subtracted, but what the format has rounded away is gone "
+            "(bfloat16 cannot tell -1 from -1.003). Return them in float32",
+            stacklevel=4,
+        )
+
+
+def _check_log_prob_dtype(tensor: Tensor, name: str) -> None:
+    if not tensor.dtype.is_floating_point:
+        raise InputError(f"{name} has dtype {tensor.dtype}, expected log-probs in a floating-point format")
+
+
+def _bool_mask(mask: Tensor) -> Tensor:
+    if mask.dtype is torch.bool:
+        return mask
+    bad = (mask != 0) & (mask != 1)
+    if bool(bad.any()):
+        row, position = (int(index) for index in bad.nonzero()[0])
+        raise InputError(
+            f"response_mask is {mask[row, position].item()} at row {row}, position {position} ({int(bad.sum())} such values); "
+            "a mask holds 0 and 1 only. Weights belong into the loss, not into the mask"
+        )
+    return mask != 0
+
+
+def _check_valid(train: Tensor, rollout: Tensor, mask: Tensor) -> None:
+    bad = invalid_tokens(train, rollout, mask)
+    if not bool(bad.any()):
+        return
+    row, position = (int(index) for index in bad.nonzero()[0])
+    values = {"train_log_probs": train[row, position].item(), "rollout_log_probs": rollout[row, position].item()}
+    name, value, cause = _cause(values)
+    raise InputError(
+        f"{name} is {value} at row {row}, position {position}: {int(bad.sum())} of {int(mask.sum())} response tokens in "
+        f"{int(bad.any(dim=1).sum())} rows are invalid. {cause}. Fix the source, or set rollout_corr.invalid=reject to leave such "
+        "sequences out and count them"
+    )
+
+
+def _cause(values: dict[str, float]) -> tuple[str, float, str]:
+    for name, value in values.items():
+        who = "the trainer's forward pass" if name == "train_log_probs" else "the engine"
+        if value != value:
+            return name, value, f"NaN comes from {who}: an overflow in a low-precision kernel, or a missing value"
+        if value == float("inf"):
+            return name, value, f"+inf from {who} is no log-prob"
+        if value > LOG_PROB_SLACK:
+            return name, value, f"A log-prob is at most 0: {who} returned probabilities, or logits that were not normalised"
+    name = "rollout_log_probs"
+    return name, values[name], "The engine cannot have sampled a token to which it gives probability 0: wrong token or wrong position"
+
+
+def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor | None:
+    needing = [criterion for criterion in config.reject if criterion.when is not None]
+    if advantages is None:
+        if needing:
+            raise InputError(
+                f"reject.{needing[0].name} has when: {needing[0].when}, and advantages is None; pass advantages, (B, T) or (B,)"
+            )
+        return None
+    padded = to_padded(advantages)
+    if padded.dim() == 1 and padded.shape[0] == mask.shape[0]:
+        padded = padded[:, None].expand(mask.shape)
+    if padded.shape != mask.shape:
+        raise InputError(f"advantages has shape {tuple(padded.shape)}, expected {tuple(mask.shape)} or ({mask.shape[0]},)")
+    padded = padded.detach().double()
+    if needing:
+        bad = mask & padded.isnan()
+        if bool(bad.any()):
+            row, position = (int(index) for index in bad.nonzero()[0])
+            raise InputError(
+                f"advantages is NaN at row {row}, position {position} ({int(bad.sum())} response tokens), and reject.{needing[0].name} "
+                "looks at its sign; look for the reward or baseline that is NaN"
+            )
+    return padded
+
+
+def _groups(group_ids: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor | None:
+    if config.min_group_kept is None:
+        return None
+    if group_ids is None:
+        raise InputError(f"min_group_kept is {config.min_group_kept} and group_ids is None; pass one entry per row (verl's uid)")
+    entries = group_ids.tolist() if isinstance(group_ids, Tensor) or hasattr(group_ids, "tolist") else group_ids
+    if not isinstance(entries, Sequence) or len(entries) != mask.shape[0]:
+        found = len(entries) if isinstance(entries, Sequence) else type(entries).__name__
+        raise InputError(f"group_ids has {found} entries, the batch has {mask.shape[0]} rows; pass one entry per row")
+    numbers = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
+    return torch.tensor([numbers[entry] for entry in entries], dtype=torch.int64, device=mask.device)
+
+
+def _staleness(staleness: Any, mask: Tensor) -> Tensor | None:
+    if staleness is None:
+        return None
+    lags = torch.as_tensor(staleness, device=mask.device)
+    if lags.shape != mask.shape[:1] or lags.dtype.is_floating_point:
+        raise InputError(
+            f"staleness has shape {tuple(lags.shape)} and dtype {lags.dtype}, expected ({mask.shape[0]},) integers (-1: unknown)"
+        )
+    return lags
