@@ -137,14 +137,13 @@ def _bins(outcome: Outcome, totals: dict[str, Tensor]) -> None:
     tokens = outcome.tokens
     mask = tokens.mask
     probability = torch.exp(tokens.rollout)
-    edges = torch.tensor(PROBABILITY_EDGES, dtype=torch.float64, device=mask.device)
     position = mask.long().cumsum(dim=1) - 1
     staleness = outcome.staleness
     lag = torch.full_like(position, -1) if staleness is None else staleness.long()[:, None].expand_as(position)
     where = {
-        ("prob", PROBABILITY_BINS): torch.bucketize(probability, edges, right=True),
-        ("position", POSITION_BINS): torch.bucketize(position, _edges(POSITION_EDGES, mask), right=True),
-        ("staleness", STALENESS_BINS): torch.bucketize(lag, _edges(STALENESS_EDGES, mask), right=True),
+        ("prob", PROBABILITY_BINS): _bin_index(probability, PROBABILITY_EDGES),
+        ("position", POSITION_BINS): _bin_index(position, POSITION_EDGES),
+        ("staleness", STALENESS_BINS): _bin_index(lag, STALENESS_EDGES),
     }
     zeros = torch.zeros_like(tokens.train)
     values = {
@@ -163,8 +162,12 @@ def _bins(outcome: Outcome, totals: dict[str, Tensor]) -> None:
                 totals[f"{kind}/{label}/{name}"] = per_bin[slot]
 
 
-def _edges(edges: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.tensor(edges, dtype=torch.int64, device=like.device)
+def _bin_index(values: Tensor, edges: tuple[float, ...]) -> Tensor:
+    """How many edges a value has reached. Compares with numbers: a tensor of edges would have to be copied to the device."""
+    index = torch.zeros_like(values, dtype=torch.int64)
+    for edge in edges:
+        index = index + (values >= edge).long()
+    return index
 
 
 def _criterion(
