@@ -1,0 +1,151 @@
+"""Trains the tiny model with verl on this machine's CPU, with rollout correction, and shows what happens.
+
+    python recipes/tiny_cpu/train.py [options] [overrides of verl's configuration]
+
+Everything that is no option goes to `python -m verl.trainer.main_ppo` as it is. README.md beside this file has the
+details.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+import assets
+import screen
+from run_log import RunLog
+
+FOLDER = Path(__file__).resolve().parent
+SHOWN_ON_FAILURE = 40
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options, and the overrides for Hydra in their order."""
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description="Trains a tiny model with verl on a CPU. What is no option is an override of verl's configuration.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--steps", type=int, default=60, help="trainer.total_training_steps (60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the model, the data, the rollouts and the trainer (0)")
+    parser.add_argument("--ranks", type=int, default=1, help="FSDP ranks, each with a vLLM replica (1)")
+    parser.add_argument("--preset", default="k3_rs", help="for +rollout_corr (k3_rs); 'none' for verl alone")
+    parser.add_argument("--run", type=Path, help="the folder of the run (runs/<time>)")
+    parser.add_argument("--log", type=Path, help="the full log (log.txt in the folder of the run)")
+    parser.add_argument("--assets", type=Path, help="a folder that assets.py filled (built in the folder of the run)")
+    parser.add_argument("--print-command", action="store_true", help="print the command and do nothing")
+    options, rest = parser.parse_known_args(arguments)
+    return options, [word for word in rest if word != "--"]
+
+
+def _sets_preset(override: str) -> bool:
+    return override.lstrip("+").partition("=")[0] == "rollout_corr"
+
+
+def preset_of(options: argparse.Namespace, overrides: list[str]) -> list[str]:
+    """The override that chooses the preset, unless the user's own ones do."""
+    if options.preset == "none" or any(_sets_preset(override) for override in overrides):
+        return []
+    return [f"+rollout_corr={options.preset}"]
+
+
+def command(options: argparse.Namespace, overrides: list[str]) -> list[str]:
+    """The command of the run."""
+    return [
+        *(sys.executable, "-m", "verl.trainer.main_ppo"),
+        f"hydra.searchpath=[file://{FOLDER / 'conf'}]",
+        f"hydra.run.dir={options.run / 'hydra'}",
+        "+recipe=tiny_cpu",
+        *preset_of(options, overrides),
+        f"tiny_cpu.folder={FOLDER}",
+        f"tiny_cpu.assets={options.assets}",
+        f"tiny_cpu.run={options.run}",
+        f"tiny_cpu.seed={options.seed}",
+        f"trainer.total_training_steps={options.steps}",
+        f"trainer.n_gpus_per_node={options.ranks}",
+        *overrides,
+    ]
+
+
+def environment() -> dict[str, str]:
+    """The platform fills in the rest."""
+    defaults = {
+        "HYDRA_FULL_ERROR": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Without it Ray shows only one of several lines that differ by their numbers, such as the hook's in each rank.
+        "RAY_DEDUP_LOGS": "0",
+        # Nothing is downloaded or reported: everything a run needs is on this machine.
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    path = os.environ.get("PYTHONPATH")
+    return {
+        **defaults,
+        **os.environ,
+        "VERL_PLATFORM": "cpu",
+        "PYTHONPATH": f"{FOLDER}{os.pathsep}{path}" if path else str(FOLDER),
+    }
+
+
+def run(words: list[str], log_file: Path, view: screen.Screen) -> tuple[int, RunLog, list[str]]:
+    """Runs the command; returns its exit code, what its log said, and the log's last lines."""
+    log = RunLog()
+    last: deque[str] = deque(maxlen=SHOWN_ON_FAILURE)
+    with log_file.open("w") as file:
+        process = subprocess.Popen(
+            words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, _: process.send_signal(number))
+        over = threading.Event()
+        ticker = threading.Thread(target=lambda: [view.waiting() for _ in iter(lambda: over.wait(1.0), True)])
+        ticker.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            file.write(line)
+            file.flush()
+            last.append(line)
+            view.line(line, log)
+        code = process.wait()
+        over.set()
+        ticker.join()
+    return code, log, list(last)
+
+
+def main() -> int:
+    """Builds what the run needs, runs it, and says how it went. Returns the exit code of the run."""
+    options, overrides = parse(sys.argv[1:])
+    options.run = (options.run or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    build = options.assets is None
+    options.assets = (options.assets or options.run / "assets").resolve()
+    words = command(options, overrides)
+    if options.print_command:
+        print(" ".join(words))
+        return 0
+    options.run.mkdir(parents=True, exist_ok=True)
+    log_file = options.log or options.run / "log.txt"
+    view = screen.Screen(options.steps)
+    if build:
+        view.say("building the model, its tokenizer and the task")
+        assets.build(options.assets, options.seed)
+    view.say(f"starting: {' '.join(['python', *words[1:]])}")
+    view.say(f"full log: {log_file}")
+    code, log, last = run(words, log_file, view)
+    if log.steps:
+        corrected = any(_sets_preset(word) for word in words)
+        print(screen.summary(log, {"driver": 1, "trainer": 1, "actor": options.ranks} if corrected else {}))
+    if code != 0:
+        screen.to_stderr(screen.failure(last, code, str(log_file)))
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
