@@ -79,7 +79,14 @@ def parse_node(root: DictConfig) -> RolloutCorrConfig:
 def _answer(what: str, *, _root_: DictConfig) -> Any:
     if what not in _ANSWERS:
         raise ConfigError(f"${{{NAME}:{what}}} is not known. Write ${{{NAME}:...}} with {', '.join(_ANSWERS)}.")
+    if _is_being_composed(_root_):
+        return None
     return _ANSWERS[what](checked(_root_))
+
+
+def _is_being_composed(root: DictConfig) -> bool:
+    """Whether Hydra is still merging: to merge over an interpolation it resolves it, against a part of the whole."""
+    return "hydra" in root and OmegaConf.is_missing(root.hydra.runtime, "cwd")
 
 
 def _without_missing(value: Any) -> Any:

@@ -78,9 +78,10 @@ def preset_names(documents: Iterable[Document]) -> list[str]:
 
 
 def _refuse_two_bounds(key: str, text: str, origin: str) -> None:
-    pair = two_bounds(text)
+    parent, _, last = key.rpartition(".")
+    pair = two_bounds(text) if last in ("lower", "upper") else None
     if pair is not None:
-        raise ConfigError(f"{key} is {text} {origin}: {two_bounds_instead(key.rpartition('.')[0], pair)}")
+        raise ConfigError(f"{key} is {text} {origin}: {two_bounds_instead(parent, pair)}")
 
 
 def _text(sources: Iterable[Any], name: str) -> str:

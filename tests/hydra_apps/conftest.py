@@ -1,0 +1,31 @@
+"""verl's real configuration, composed in this process by Hydra's compose API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+
+from verl_rollout_corr import resolver
+
+Compose = Callable[..., DictConfig]
+
+
+@pytest.fixture(scope="package")
+def compose_verl() -> Iterator[Compose]:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        yield lambda *overrides: compose("ppo_trainer", list(overrides))
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """Stands for the hook: registers the resolver, and collects the configurations that it is told of."""
+    seen: list[object] = []
+    had = resolver.is_registered()
+    monkeypatch.setattr(resolver, "_on_resolve", None)
+    resolver.register(seen.append)
+    yield seen
+    if not had:
+        OmegaConf.clear_resolver(resolver.NAME)

@@ -1,0 +1,139 @@
+"""What the callback does before a run: the text as it was written, the names of the presets, the checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose
+from omegaconf import OmegaConf, open_dict
+
+from verl_rollout_corr import hydra_callback
+from verl_rollout_corr.config import parse, to_mapping
+from verl_rollout_corr.errors import ConfigError, HookError
+from verl_rollout_corr.hydra_callback import RunStart, check_start
+from verl_rollout_corr.presets import load_preset
+from verl_rollout_corr.resolver import parse_node
+
+
+@pytest.fixture
+def composed(compose_verl: Any, hook: list[object]) -> Any:
+    return lambda *overrides: compose("ppo_trainer", list(overrides), return_hydra_config=True)
+
+
+def own_config(directory: Path, name: str, text: str) -> str:
+    """Writes a YAML document and returns the override that puts its directory on Hydra's search path."""
+    file = directory / f"{name}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return f"hydra.searchpath=[file://{directory}]"
+
+
+def test_the_node_is_completed_and_names_its_presets(composed: Any, hook: list[object]) -> None:
+    config = composed("+rollout_corr=[token_is,k3_rs]", "rollout_corr.weights.upper=3")
+    check_start(config)
+    expected = load_preset(["token_is", "k3_rs"], ["weights.upper=3"])
+    assert OmegaConf.to_container(config.rollout_corr) == to_mapping(expected)
+    assert parse_node(config).presets == ("token_is", "k3_rs")
+    assert [seen.presets for seen in hook] == [("token_is", "k3_rs")]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "rollout_corr.weights.upper=0.5_5",
+            r"weights\.upper is 0\.5_5 on the command line.*lower=0\.5 and .*upper=5\.",
+        ),
+        ("rollout_corr.weights.upper=1_2", r"weights\.upper is 1_2 on the command line.*lower=1 and .*upper=2\."),
+        ("+rollout_corr.reject.token_k1.upper=0.5_5", r"reject\.token_k1\.upper is 0\.5_5"),
+        ("+rollout_corr.reject.token_k1={lower: 0.1, upper: 1_2}", r"reject\.token_k1\.upper is 1_2"),
+        ("rollout_corr.weights.upper='0.5_5'", r"weights\.upper is 0\.5_5"),
+        ("+rollout_corr.weights.uper=2", r"weights\.uper is 2: .*Did you mean upper\?"),
+        ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs is false"),
+        ("rollout_corr.mode=bypass", r"weights\.level is 'token'"),
+    ],
+)
+def test_refusals(composed: Any, hook: list[object], override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_start(composed("+rollout_corr=token_is", override))
+    assert hook == []
+
+
+def test_digit_separators_elsewhere_are_none_of_our_business(composed: Any) -> None:
+    check_start(composed("+rollout_corr=token_is", "data.max_response_length=1_024", "rollout_corr.dump.every=1_000"))
+
+
+def test_two_bounds_in_a_preset_of_ones_own(composed: Any, tmp_path: Path) -> None:
+    text = "# @package _global_\ndefaults: [/rollout_corr_base, _self_]\nrollout_corr: {weights: {upper: 1_2}}\n"
+    path = own_config(tmp_path, "rollout_corr/mine", text)
+    with pytest.raises(ConfigError, match=r"weights\.upper is 1_2 in rollout_corr/mine\.yaml"):
+        check_start(composed(path, "+rollout_corr=mine"))
+
+
+def test_two_bounds_in_a_preset_without_a_package_header(composed: Any, tmp_path: Path) -> None:
+    text = "defaults: [/rollout_corr_base@_global_, _self_]\nweights: {level: token, upper: 0.5_5}\n"
+    path = own_config(tmp_path, "rollout_corr/mine", text)
+    with pytest.raises(ConfigError, match=r"rollout_corr\.weights\.upper is 0\.5_5 in rollout_corr/mine\.yaml"):
+        check_start(composed(path, "+rollout_corr=mine"))
+
+
+def test_two_bounds_in_ones_own_experiment(composed: Any, tmp_path: Path) -> None:
+    text = "# @package _global_\nrollout_corr: {weights: {upper: 0.5_5}}\ndata: {max_response_length: 1_024}\n"
+    path = own_config(tmp_path, "experiment/big", text)
+    with pytest.raises(ConfigError, match=r"weights\.upper is 0\.5_5 in experiment/big\.yaml"):
+        check_start(composed(path, "+rollout_corr=token_is", "+experiment=big"))
+
+
+@pytest.mark.parametrize(("text", "spec"), [("gspo", None), ("vanilla", "vanilla")])
+def test_a_loss_that_the_preset_would_hide_is_refused(
+    composed: Any, tmp_path: Path, text: str, spec: str | None
+) -> None:
+    body = f"# @package _global_\nactor_rollout_ref: {{actor: {{policy_loss: {{loss_mode: {text}}}}}}}\n"
+    path = own_config(tmp_path, "experiment/big", body)
+    hidden = composed(path, "+experiment=big", "+rollout_corr=k3_rs")
+    if spec is None:
+        with pytest.raises(
+            ConfigError, match=r"loss_mode is 'gspo' in experiment/big\.yaml.*loss_mode=gspo on the command"
+        ):
+            check_start(hidden)
+        again = composed(
+            path, "+experiment=big", "+rollout_corr=k3_rs", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"
+        )
+        check_start(again)
+        assert again.actor_rollout_ref.actor.policy_loss.loss_mode == "gspo"
+    else:
+        check_start(hidden)
+
+
+def test_a_hook_that_did_not_load_is_refused(composed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hydra_callback.resolver, "is_registered", lambda: False)
+    with pytest.raises(HookError, match=r"did not load in this process.*VERL_USE_EXTERNAL_PLUGINS"):
+        check_start(composed("+rollout_corr=k3_rs"))
+
+
+def test_the_callback_exits_with_the_message(composed: Any) -> None:
+    config = composed("+rollout_corr=k3_rs", "+rollout_corr.foo=1")
+    with pytest.raises(SystemExit, match=r"^rollout_corr: rollout_corr\.foo is 1"):
+        RunStart().on_run_start(config)
+
+
+@pytest.mark.parametrize("mode", ["RUN", "MULTIRUN"])
+def test_the_jobs_of_a_sweep_are_checked_when_they_start(composed: Any, mode: str) -> None:
+    config = composed("+rollout_corr=k3_rs", "+rollout_corr.foo=1", f"hydra.mode={mode}")
+    if mode == "MULTIRUN":
+        with pytest.raises(SystemExit, match=r"rollout_corr\.foo"):
+            RunStart().on_job_start(config, task_function=None)
+    else:
+        RunStart().on_job_start(config, task_function=None)  # on_run_start has checked it
+
+
+def test_a_complete_node_may_be_completed_again(composed: Any) -> None:
+    config = composed("+rollout_corr=trm")
+    check_start(config)
+    first = OmegaConf.to_container(config.rollout_corr)
+    with open_dict(config):
+        check_start(config)
+    assert OmegaConf.to_container(config.rollout_corr) == first
+    assert parse(first) == load_preset("trm")  # type: ignore[arg-type]
