@@ -1,0 +1,143 @@
+"""The distribution, built and installed as users do: wheel, sdist and editable, each asked through Hydra's own loader.
+
+Nothing is downloaded: each fresh environment sees the dependencies of this one through a path file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NAME = "verl_rollout_corr"
+
+pytestmark = [
+    pytest.mark.packaging,
+    pytest.mark.skipif(not (ROOT / "pyproject.toml").is_file(), reason="needs the sources of the distribution"),
+]
+
+PROBE = """
+import json
+from hydra import compose, initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+import hydra_plugins.verl_rollout_corr.search_path as plugin
+import verl_rollout_corr.config as package
+with initialize_config_module("verl.trainer.config", version_base=None):
+    loader = GlobalHydra.instance().config_loader()
+    run = compose("ppo_trainer", ["+rollout_corr=k3_rs"])
+from omegaconf import OmegaConf
+from verl_rollout_corr.presets import load_preset
+print(json.dumps({
+    "plugin": plugin.__file__,
+    "package": package.__file__,
+    "namespace": getattr(__import__("hydra_plugins"), "__file__", None),
+    "options": loader.get_group_options("rollout_corr", ObjectType.CONFIG),
+    "reject": OmegaConf.to_container(run.rollout_corr.reject),
+    "hook": OmegaConf.has_resolver("rollout_corr"),
+    "alone": [criterion.name for criterion in load_preset("veto").reject],
+}))
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    # Neither this checkout nor the plug-ins that the test run itself was told of may help.
+    drop = {"PYTHONPATH", "VERL_USE_EXTERNAL_MODULES", "VERL_USE_EXTERNAL_PLUGINS"}
+    environment = {key: value for key, value in os.environ.items() if key not in drop}
+    environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INDEX": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel, the sdist, and the checkout for the editable install."""
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--no-isolation", "--sdist", "--wheel", "--outdir", out, ROOT, cwd=out)
+    (wheel,) = out.glob("*.whl")
+    (sdist,) = out.glob("*.tar.gz")
+    return {"wheel": wheel, "sdist": sdist, "editable": ROOT}
+
+
+def presets() -> list[str]:
+    names = (file.name for file in files(f"{NAME}.conf").joinpath("rollout_corr").iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist", "editable"])
+def test_hydra_sees_the_presets_of_an_installation(kind: str, built: dict[str, Path], tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    python = tmp_path / "env" / "bin" / "python"
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    paths = sysconfig.get_paths()
+    (site / "zz_dependencies.pth").write_text("\n".join(dict.fromkeys([paths["purelib"], paths["platlib"]])))
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        "--ignore-installed",
+    ]
+    run(*pip, *(["--editable"] if kind == "editable" else []), built[kind], cwd=tmp_path)
+
+    found: dict[str, Any] = json.loads(run(python, "-c", PROBE, cwd=tmp_path).splitlines()[-1])
+    home = ROOT if kind == "editable" else site
+    assert Path(found["package"]).is_relative_to(home)
+    assert Path(found["plugin"]).is_relative_to(home)
+    assert found["namespace"] is None
+    assert found["options"] == presets()
+    assert found["reject"] == {"seq_mean_k3": {"upper": 0.01, "when": None}}
+    assert found["hook"] is True  # the entry point was found and its resolver registered
+    assert found["alone"] == ["seq_max_k1"]
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(built: dict[str, Path]) -> None:
+    names = zipfile.ZipFile(built["wheel"]).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {NAME, "hydra_plugins"}
+    assert f"{NAME}/conf/__init__.py" in names
+    assert "hydra_plugins/__init__.py" not in names
+    assert [name for name in names if name.endswith("licenses/LICENSE")]
+    assert len(names) == len(set(names))
+
+
+def test_the_sdist_holds_the_tests_and_each_preset_once(built: dict[str, Path]) -> None:
+    with tarfile.open(built["sdist"]) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    assert [name for name in names if name.endswith("/k3_rs.yaml")] == [f"{NAME}/conf/rollout_corr/k3_rs.yaml"]
+    assert {"LICENSE", "pyproject.toml", "tests/test_packaging.py"} <= set(names)
+
+
+def test_the_metadata(built: dict[str, Path]) -> None:
+    archive = zipfile.ZipFile(built["wheel"])
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = archive.read(name).decode()
+    assert "\nName: verl-rollout-corr\n" in metadata
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert set(re.search(r"^Requires-Python: (.*)$", metadata, re.M)[1].split(",")) == {">=3.10", "<3.13"}  # type: ignore[index]
+    always = re.findall(r"^Requires-Dist: ([^;]*)$", metadata, re.M)
+    assert [re.split(r"[<>=]", requirement)[0] for requirement in always] == ["torch"]
+    assert {"verl", "cpu", "dev"} <= set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
+    entry_points = archive.read(name.replace("METADATA", "entry_points.txt")).decode()
+    assert "[verl.plugins]\nrollout_corr = verl_rollout_corr.hooks.plugin:load" in entry_points
+
+
+def test_the_conf_at_the_root_is_the_package_s() -> None:
+    assert (ROOT / "conf").resolve() == (ROOT / NAME / "conf").resolve()
