@@ -46,7 +46,8 @@ def reinforce(log_prob: Tensor, weights: Tensor | None, advantages: Tensor) -> T
     Its gradient is -w A grad log pi_theta: without the stop-gradient the term A log pi_theta grad w would be added.
     """
     scale = -advantages.detach() if weights is None else -(weights.detach() * advantages.detach())
-    return scale * log_prob
+    # Weight 0 and log pi_theta = -inf come together (r = 0), and 0 * inf is NaN; r log r goes to 0.
+    return torch.where(scale == 0, torch.zeros_like(log_prob), scale * log_prob)
 
 
 def aggregate(
