@@ -1,4 +1,4 @@
-"""Cases 26 to 32: micro-batches, ranks, empty rows, caps and names."""
+"""Cases 25 to 32: micro-batches, ranks, empty rows, caps and names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 
 from cases.rows import ask, from_log_ratios, from_ratios, metric
 from verl_rollout_corr import finalize
-from verl_rollout_corr.grammar import CRITERION_NAMES
+from verl_rollout_corr.grammar import CRITERION_NAMES, Denominator
+from verl_rollout_corr.losses import aggregate
 
 CONFIG = {
     "weights": {"level": "seq_sum", "lower": 0.1, "upper": 2.0},
@@ -22,6 +23,49 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     train, rollout, mask = from_log_ratios([0.1, 0.2, -1.0], [1.0, 0.9, 0.0], [-0.1, 0.0, 0.1], [2.0, -2.0, 0.3])
     mask[0, 2] = mask[2, 1:] = 0
     return train, rollout, mask
+
+
+MODES = {  # loss_agg_mode -> loss of two rows of four tokens with loss 1, one row rejected: all, kept
+    "token-mean": (0.5, 1.0),
+    "token-sum": (4.0, 4.0),
+    "seq-mean-token-sum": (2.0, 4.0),
+    "seq-mean-token-mean": (0.5, 1.0),
+    "seq-mean-token-sum-norm": (0.5, 1.0),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_case_25_one_rule_for_the_denominator(mode: str) -> None:
+    """2 rows of 4 tokens, one rejected: .5 in the mean over tokens with `all`, 1.0 with `kept`, in every mode alike."""
+    found = ask(from_log_ratios([3.0] * 4, [0.0] * 4), {"reject": {"seq_mean_k3": {"upper": 0.01}}})
+    assert found.keep.tolist() == [[0] * 4, [1] * 4]
+    losses = [
+        float(aggregate(torch.ones(2, 4), torch.ones(2, 4), found.keep, mode, denominator=rule))
+        for rule in (Denominator.ALL, Denominator.KEPT)
+    ]
+    assert tuple(losses) == MODES[mode]
+    assert float(aggregate(torch.ones(2, 4), torch.ones(2, 4), found.keep, mode)) == MODES[mode][0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rule", list(Denominator))
+@pytest.mark.parametrize("hidden", [0.0, math.nan, math.inf])
+def test_case_25_sibling_everything_rejected(mode: str, rule: Denominator, hidden: float) -> None:
+    """A loss of exactly 0, still part of the graph, whatever the rejected tokens would have cost."""
+    log_prob = torch.full((2, 4), -1.0, requires_grad=True)
+    per_token = torch.where(torch.tensor(hidden).isnan() | torch.tensor(hidden).isinf(), hidden, 1.0) * log_prob
+    loss = aggregate(per_token, torch.ones(2, 4), torch.zeros(2, 4), mode, denominator=rule)
+    assert loss.item() == 0.0
+    assert loss.requires_grad
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("rule", list(Denominator))
+def test_case_25_sibling_padding_rows_do_not_count(mode: str, rule: Denominator) -> None:
+    """A row with no response token is no row of the mean."""
+    per_token, keep = torch.full((3, 4), 2.0), torch.tensor([[1.0] * 4, [1.0] * 4, [0.0] * 4])
+    loss = aggregate(per_token, keep, keep, mode, denominator=rule)
+    assert loss == aggregate(per_token[:2], keep[:2], keep[:2], mode, denominator=rule)
 
 
 @pytest.mark.parametrize("cuts", [[4], [2, 2], [1, 3], [1, 1, 1, 1]], ids=str)

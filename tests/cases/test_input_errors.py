@@ -59,7 +59,7 @@ def test_rows_without_a_batch() -> None:
     """One row has to be (1, T)."""
     one = torch.full((3,), -1.0)
     text = message(train_log_probs=one, rollout_log_probs=one, response_mask=torch.ones(3))
-    assert_says(text, "train_log_probs", "(3,)")
+    assert_says(text, "(3,)", "(B, T)")
 
 
 @pytest.mark.parametrize("value", [2.0, 0.5, -1.0, math.nan])
@@ -87,7 +87,7 @@ def test_invalid_log_probs(name: str, value: float, shown: str) -> None:
     tensor = batch()[name].clone()
     tensor[1, 0] = tensor[1, 2] = value
     text = message(**{name: tensor})
-    assert_says(text, name, "row 1", "position 0", shown, "2", "invalid: reject")
+    assert_says(text, name, "row 1", "position 0", shown, "2", "rollout_corr.invalid=reject")
     assert len(text) > 100  # a likely cause is a sentence
 
 

@@ -11,6 +11,7 @@ from cases.rows import ask, from_log_ratios, from_ratios, metric
 from verl_rollout_corr import InputError, finalize
 from verl_rollout_corr.config import parse
 from verl_rollout_corr.correction import decide
+from verl_rollout_corr.losses import aggregate, ppo_clip, reinforce
 
 LEVELS = ("token", "turn_sum", "turn_mean", "seq_sum", "seq_mean", "prefix_sum")
 NAN, INF = math.nan, math.inf
@@ -83,6 +84,39 @@ def test_case_17_a_huge_ratio_on_a_rejected_token(level: str, log_ratio: float) 
     assert found.keep.tolist() == [[0, 1]]
     loss = (found.keep * found.weights).sum()
     assert math.isfinite(float(loss))
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+def test_case_17_sibling_no_chance_in_a_loss(advantage: float) -> None:
+    """log pi = -inf has weight 0, and 0 times -inf is 0: r log r goes to 0 with r."""
+    log_prob = torch.tensor([[-1.0, -INF, -1.0]], requires_grad=True)
+    rollout, ones = torch.full((1, 3), -1.0), torch.ones(1, 3)
+    weights = ask((log_prob, rollout, ones), {"weights": {"level": "token"}}).weights
+    advantages = torch.full((1, 3), advantage)
+    for per_token, want in (
+        (reinforce(log_prob, weights, advantages), 2 * advantage),
+        (ppo_clip(log_prob, rollout, advantages, clip_low=0.2, clip_high=0.2), None),
+    ):
+        loss = aggregate(per_token, ones, ones, "token-sum")
+        assert math.isfinite(loss.item())
+        assert want is None or loss.item() == pytest.approx(want)
+        (gradient,) = torch.autograd.grad(loss, log_prob)
+        assert torch.isfinite(gradient).all()
+        assert gradient[0, 1] == 0
+
+
+@pytest.mark.parametrize("hidden", [NAN, INF, -INF, -1e30])
+def test_case_18_sibling_no_trace_in_a_gradient(hidden: float) -> None:
+    """Log-probs of the engine at M = 0 and at rejected tokens reach neither loss nor gradient."""
+    log_prob = torch.tensor([[-1.0, -2.0, -1.5]], requires_grad=True)
+    rollout = torch.tensor([[-1.1, hidden, hidden]])
+    mask, keep, advantages = torch.tensor([[1, 0, 1]]), torch.tensor([[1, 0, 0]]), torch.ones(1, 3)
+    for mode in ("token-mean", "seq-mean-token-mean"):
+        per_token = ppo_clip(log_prob, rollout, advantages, clip_low=0.2, clip_high=0.2)
+        loss = aggregate(per_token, mask, keep, mode)
+        (gradient,) = torch.autograd.grad(loss, log_prob)
+        assert loss.item() == pytest.approx(-math.exp(0.1) / 2)
+        assert gradient[0].tolist() == pytest.approx([-math.exp(0.1) / 2, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("hidden", [NAN, INF, -INF, 0.0, 7.0])
@@ -158,6 +192,10 @@ def test_case_20_a_missing_log_prob_stored_as_zero() -> None:
     rollout[1] = 0.0
     found = ask((train, rollout, mask), {"reject": {"seq_max_k1": {"lower": 1e-4}}})
     assert found.keep[:, 0].tolist() == [1, 0]
+    assert metric(found, "exact_zero_rollout_fraction") == 0.5
+    assert metric(found, "exact_zero_training_fraction") == 0.0
+    turned = ask((rollout, train, mask))
+    assert metric(turned, "exact_zero_training_fraction") == 0.5
     assert metric(found, "rollout_rs_seq_max_k1_min") == pytest.approx(math.exp(-10.8))
     assert metric(found, "log_ppl_diff_max") == pytest.approx(10.8)
 
@@ -169,6 +207,7 @@ def test_case_21_an_appended_eos() -> None:
     found = ask((train, rollout, mask), {"weights": {"level": "token"}, "reject": {"token_k1": {"lower": 0.05}}})
     assert found.keep.tolist() == [[1] * 7 + [0]]
     assert metric(found, "rollout_is_raw_min") == pytest.approx(0.01)
+    assert metric(found, "exact_zero_rollout_fraction") == pytest.approx(1 / 8)
 
 
 def test_case_22_one_side_shifted_by_a_token() -> None:

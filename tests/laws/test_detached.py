@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle.batches import LEVELS, random_batch, random_config, random_weights
-from verl_rollout_corr.correction import decide
 
 from verl_rollout_corr import correct, finalize
 from verl_rollout_corr.config import parse
+from verl_rollout_corr.correction import decide
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*float32.*")
 
@@ -28,7 +28,14 @@ def test_nothing_has_a_graph(seed: int, level: str) -> None:
     train = batch.train.float().requires_grad_()
     for found in (
         correct(train, batch.rollout, batch.mask, config, **batch.optional),
-        decide(train, batch.rollout, batch.mask, parse(config), **batch.optional),
+        decide(
+            train,
+            batch.rollout,
+            batch.mask,
+            parse(config),
+            advantages=batch.advantages,
+            group_ids=torch.tensor(batch.group_ids),
+        ),
     ):
         assert not found.weights.requires_grad
         assert not found.keep.requires_grad

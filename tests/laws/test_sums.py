@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle.batches import Batch, random_batch, random_config
-from verl_rollout_corr.correction import decide
-from verl_rollout_corr.sums import Sums
 
 from laws.test_layout import assert_same_metrics
 from verl_rollout_corr import correct, finalize
 from verl_rollout_corr.config import parse
+from verl_rollout_corr.correction import decide
+from verl_rollout_corr.sums import Sums
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*float32.*")
 
@@ -117,7 +117,8 @@ def test_decide_is_correct_without_the_door(seed: int) -> None:
     batch = random_batch(rng, rows=4, width=9, invalid=True)
     config = random_config(rng) | {"invalid": "reject"}
     whole = correct(batch.train, batch.rollout, batch.mask, config, **batch.optional)
-    inner = decide(batch.train, batch.rollout, batch.mask, parse(config), **batch.optional)
+    groups = torch.tensor(batch.group_ids)
+    inner = decide(batch.train, batch.rollout, batch.mask, parse(config), advantages=batch.advantages, group_ids=groups)
     assert torch.equal(whole.keep, inner.keep)
     assert (whole.weights is None) == (inner.weights is None)
     if whole.weights is not None:

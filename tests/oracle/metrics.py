@@ -36,7 +36,7 @@ def mismatch(rows: list[Row]) -> dict[str, float]:
             a.append(mean([row.train[i] for i in seen]))
             b.append(mean([row.rollout[i] for i in seen]))
     d = [y - x for x, y in zip(a, b, strict=True)]
-    prob_diff = [abs(min(math.exp(p), 1.0) - min(math.exp(q), 1.0)) for p, q in tokens]
+    prob_diff = [statistic("tv", p, q) for p, q in tokens]
     return {
         "kl": mean([-x for x in finite]),
         "k3_kl": mean([statistic("k3", p, q) for p, q in tokens]),

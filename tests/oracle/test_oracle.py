@@ -50,8 +50,10 @@ def test_statistics_at_their_edges() -> None:
     assert statistic("abs", -math.inf, -1.0) == 1.0
     assert statistic("k3", -1.0 + 2**-20, -1.0) == pytest.approx(2**-41, rel=1e-6)
     assert statistic("k3", -1e9, 0.0) == pytest.approx(1e9)
-    assert bernoulli_kl(0.5, 0.25) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
-    assert bernoulli_kl(1.0, 1.0) == 0.0
+    assert bernoulli_kl(math.log(0.5), math.log(0.25)) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    assert bernoulli_kl(0.0, 0.0) == bernoulli_kl(-math.inf, -math.inf) == 0.0
+    assert bernoulli_kl(0.0, -1e4) == pytest.approx(1e4)
+    assert bernoulli_kl(math.log(0.5), -math.inf) == math.inf
     assert exp_ratio(1e4) == math.exp(20)
 
 

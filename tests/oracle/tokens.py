@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 
 INF = math.inf
 
@@ -19,13 +20,27 @@ def exp_ratio(x: float) -> float:
     return 0.0 if x == -INF else math.exp(min(max(x, -20.0), 20.0))
 
 
-def bernoulli_kl(p: float, q: float) -> float:
-    """KL(Bern(p) || Bern(q)) with 0 log 0 = 0."""
-    total = 0.0
-    for a, b in ((p, q), (1.0 - p, 1.0 - q)):
-        if a > 0.0:
-            total += INF if b <= 0.0 else a * math.log(a / b)
-    return max(total, 0.0)
+def bernoulli_kl(log_p: float, log_q: float) -> float:
+    """KL(Bern(p) || Bern(q)) with 0 log 0 = 0, to sixty digits: no underflow of p and no cancellation for p near q."""
+    with localcontext() as context:
+        context.prec = 60
+        a, b = Decimal(log_p), Decimal(log_q)
+        p, q = a.exp(), b.exp()
+        total = Decimal(0)
+        if p > 0:
+            total += p * (a - b) if q > 0 else Decimal("Infinity")
+        if p < 1:
+            total += (1 - p) * ((1 - p).ln() - (1 - q).ln()) if q < 1 else Decimal("Infinity")
+        return float(total)
+
+
+def k3(x: float) -> float:
+    """r - 1 - l; by its series where the difference would cancel."""
+    if x == -INF:
+        return INF
+    if abs(x) < 1e-3:
+        return x * x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5 * (1 + x / 6))))
+    return max(0.0, math.expm1(min(max(x, -20.0), 20.0)) - min(x, 1e8))
 
 
 def statistic(stat: str, train: float, rollout: float) -> float:
@@ -36,16 +51,13 @@ def statistic(stat: str, train: float, rollout: float) -> float:
     if stat == "k2":
         return 0.5 * x * x
     if stat == "k3":
-        if x == -INF:
-            return INF
-        return max(0.0, math.expm1(min(max(x, -20.0), 20.0)) - min(x, 1e8))
+        return k3(x)
     if stat == "abs":
         return 1.0 if x == -INF else abs(math.expm1(min(max(x, -20.0), 20.0)))
-    p, q = min(math.exp(train), 1.0), min(math.exp(rollout), 1.0)
     if stat == "tv":
-        return abs(p - q)
+        return abs(math.exp(train) - math.exp(rollout))
     if stat == "bkl":
-        return max(bernoulli_kl(p, q), bernoulli_kl(q, p))
+        return max(bernoulli_kl(min(train, 0.0), min(rollout, 0.0)), bernoulli_kl(min(rollout, 0.0), min(train, 0.0)))
     raise AssertionError(stat)
 
 
