@@ -10,17 +10,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verl_rollout_corr.criteria import Verdict
+from verl_rollout_corr.criteria import Verdict, judge
 from verl_rollout_corr.grammar import Bounds, RolloutCorrConfig
-from verl_rollout_corr.log_ratio import TokenLogProbs, ratio
+from verl_rollout_corr.log_ratio import TokenLogProbs, ratio, token_log_probs
 from verl_rollout_corr.scopes import seq_units
 from verl_rollout_corr.statistics import absolute, k3, tv
 from verl_rollout_corr.sums import Sums
-from verl_rollout_corr.weights import AppliedWeights
+from verl_rollout_corr.weights import AppliedWeights, weigh
 
 PROBABILITY_EDGES: tuple[float, ...] = (0.01, 0.1, 0.5, 0.9)
 PROBABILITY_BINS: tuple[str, ...] = ("0_0.01", "0.01_0.1", "0.1_0.5", "0.5_0.9", "0.9_1")
 """Bins of mu(a_t): the log-ratio is largest for rare tokens, the difference of probabilities for frequent ones."""
+
+PROBABILITY_CENTRES: tuple[float, ...] = (0.0, 0.05, 0.3, 0.7, 1.0)
+"""What the moments of the two probabilities are taken about, by bin."""
 
 POSITION_EDGES: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384)
 POSITION_BINS: tuple[str, ...] = ("0_15", "16_63", "64_255", "256_1023", "1024_4095", "4096_16383", "16384_up")
@@ -80,6 +83,23 @@ def collect(outcome: Outcome, config: RolloutCorrConfig) -> Sums:
     return Sums.of(totals, maxima)
 
 
+def collect_nothing(config: RolloutCorrConfig) -> Sums:
+    """The sums of an empty batch, on the CPU: 0 everywhere, with the names that `config` gives."""
+    empty = torch.zeros((0, 0))
+    mask = empty.bool()
+    tokens = token_log_probs(empty, empty, mask)
+    outcome = Outcome(
+        mask=mask,
+        tokens=tokens,
+        invalid=mask.any(dim=1),
+        keep=mask,
+        verdicts=tuple(judge(criterion, tokens, empty.double()) for criterion in config.reject),
+        weights=None if config.weights is None else weigh(config.weights, tokens, mask),
+        staleness=None,
+    )
+    return collect(outcome, config)
+
+
 def _rejection(outcome: Outcome, totals: dict[str, Tensor]) -> None:
     rejected = outcome.mask & ~outcome.keep
     nonempty = outcome.mask.any(dim=1)
@@ -103,11 +123,23 @@ def _tokens(tokens: TokenLogProbs, totals: dict[str, Tensor], maxima: dict[str, 
     difference = tv(tokens)
     totals["token/tv"] = _total(difference, mask)
     maxima["token/tv"] = _maximum(difference, mask)
-    p, q = torch.exp(tokens.train) - 0.5, torch.exp(tokens.rollout) - 0.5
-    for name, moment in (("p", p), ("q", q), ("pp", p * p), ("qq", q * q), ("pq", p * q)):
-        totals[f"token/{name}"] = _total(moment, mask)
+    _moments(tokens, totals)
     totals["token/zero_rollout"] = _count(mask & (tokens.rollout == 0) & (tokens.train < SUSPICIOUS_LOG_PROB))
     totals["token/zero_train"] = _count(mask & (tokens.train == 0) & (tokens.rollout < SUSPICIOUS_LOG_PROB))
+
+
+def _moments(tokens: TokenLogProbs, totals: dict[str, Tensor]) -> None:
+    """First and second moments of the two probabilities, within each bin of mu about the bin's own centre.
+
+    About one centre for all, a batch of rare tokens would lose its variance (1e-8, say) beside the square of the centre.
+    """
+    train, rollout = torch.exp(tokens.train), torch.exp(tokens.rollout)
+    index = _bin_index(rollout, PROBABILITY_EDGES)
+    for slot, (label, centre) in enumerate(zip(PROBABILITY_BINS, PROBABILITY_CENTRES, strict=True)):
+        inside = tokens.mask & (index == slot)
+        p, q = train - centre, rollout - centre
+        for name, moment in (("p", p), ("q", q), ("pp", p * p), ("qq", q * q), ("pq", p * q)):
+            totals[f"moment/{label}/{name}"] = _total(moment, inside)
 
 
 def _sequences(tokens: TokenLogProbs, totals: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from verl_rollout_corr.collection import POSITION_BINS, PROBABILITY_BINS, STALENESS_BINS
+from verl_rollout_corr.collection import POSITION_BINS, PROBABILITY_BINS, PROBABILITY_CENTRES, STALENESS_BINS
 from verl_rollout_corr.sums import Sums
 
 PREFIX = "rollout_corr/"
@@ -175,18 +175,25 @@ def _mismatch(totals: dict[str, float], maxima: dict[str, float], values: dict[s
 
 
 def _pearson(totals: dict[str, float]) -> float:
-    """The correlation from moments about 0.5; 0 where one side does not vary."""
+    """The correlation of the two probabilities, from moments about each bin's centre; 0 where one side does not vary."""
     n = totals["token/n"]
     if not n:
         return 0.0
-    p, q = totals["token/p"] / n, totals["token/q"] / n
-    var_p = totals["token/pp"] / n - p * p
-    var_q = totals["token/qq"] / n - q * q
-    # Moments about 0.5 of probabilities carry rounding of about 1e-16: a variance below that is none.
-    if var_p <= 1e-15 or var_q <= 1e-15:
+    bins = [
+        (totals[f"prob/{label}/n"], centre, *(totals[f"moment/{label}/{name}"] for name in ("p", "q", "pp", "qq", "pq")))
+        for label, centre in zip(PROBABILITY_BINS, PROBABILITY_CENTRES, strict=True)
+    ]
+    mean_p = math.fsum(count * centre + p for count, centre, p, *_ in bins) / n
+    mean_q = math.fsum(count * centre + q for count, centre, _, q, *_ in bins) / n
+    var_p = var_q = covariance = 0.0
+    for count, centre, p, q, pp, qq, pq in bins:
+        off_p, off_q = centre - mean_p, centre - mean_q
+        var_p += pp + 2 * off_p * p + count * off_p * off_p
+        var_q += qq + 2 * off_q * q + count * off_q * off_q
+        covariance += pq + off_q * p + off_p * q + count * off_p * off_q
+    if var_p <= 1e-20 * n or var_q <= 1e-20 * n:
         return 0.0
-    correlation = (totals["token/pq"] / n - p * q) / math.sqrt(var_p * var_q)
-    return min(max(correlation, -1.0), 1.0)
+    return min(max(covariance / math.sqrt(var_p * var_q), -1.0), 1.0)
 
 
 def _rejection(totals: dict[str, float], maxima: dict[str, float], values: dict[str, float]) -> None:

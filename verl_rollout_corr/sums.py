@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.errors import InputError
+from verl_rollout_corr.grammar import RolloutCorrConfig
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,13 @@ class Sums:
             totals=torch.stack([value.double() for value in totals.values()]),
             maxima=torch.stack([value.double() for value in maxima.values()]),
         )
+
+    @classmethod
+    def zero(cls, config: RolloutCorrConfig) -> Sums:
+        """The neutral element for batches corrected with `config`: the sums of an empty batch."""
+        from verl_rollout_corr.collection import collect_nothing
+
+        return collect_nothing(config)
 
     def __add__(self, other: object) -> Sums:
         if not isinstance(other, Sums):
