@@ -64,9 +64,8 @@ def prepare(
         "rollout_log_probs": rollout_log_probs,
         "response_mask": response_mask,
     }
-    for name, tensor in named.items():
-        if not isinstance(tensor, Tensor):
-            raise InputError(f"{name} is {type(tensor).__name__}, expected a (B, T) or jagged tensor")
+    named = {name: _rows_of_tokens(name, tensor) for name, tensor in named.items()}
+    train_log_probs, rollout_log_probs, response_mask = named.values()
     layout = layout_of(response_mask)
     _check_shapes(named)
     _warn_half(train_log_probs, rollout_log_probs)
@@ -80,12 +79,26 @@ def prepare(
         train=train,
         rollout=rollout,
         mask=mask,
-        advantages=_advantages(advantages, mask, config),
+        advantages=_advantages(advantages, mask, config, layout),
         group_ids=_groups(group_ids, mask, config),
         staleness=_staleness(staleness, mask),
         layout=layout,
         keep_dtype=response_mask.dtype,
     )
+
+
+def _rows_of_tokens(name: str, tensor: Any) -> Tensor:
+    """A tensor, and if it is nested then packed rows: a view into a wider tensor holds more values than its rows."""
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name} is {type(tensor).__name__}, expected a (B, T) or jagged tensor")
+    if not tensor.is_nested:
+        return tensor
+    if tensor.layout is not torch.jagged or tensor.dim() != 2:
+        raise InputError(
+            f"{name} is a nested tensor with layout {tensor.layout} and {tensor.dim()} dimensions, expected one row of tokens "
+            "per response with layout=torch.jagged"
+        )
+    return tensor.contiguous()
 
 
 def _shape(tensor: Tensor) -> tuple[Any, ...]:
@@ -105,8 +118,10 @@ def _check_shapes(named: dict[str, Tensor]) -> None:
             continue
         if tensor.is_nested and mask.is_nested:
             row = next((i for i, (a, b) in enumerate(zip(found[1:], expected[1:], strict=False)) if a != b), None)
-            where = f"row {row}: {found[1 + row]} tokens against {expected[1 + row]}" if row is not None else (
-                f"{len(found) - 1} rows against {len(expected) - 1}"
+            where = (
+                f"row {row}: {found[1 + row]} tokens against {expected[1 + row]}"
+                if row is not None
+                else (f"{len(found) - 1} rows against {len(expected) - 1}")
             )
             raise InputError(f"{name} and response_mask differ, {where}; both must cover the same response tokens")
         raise InputError(
@@ -166,12 +181,20 @@ def _cause(values: dict[str, float]) -> tuple[str, float, str]:
         if value == float("inf"):
             return name, value, f"+inf from {who} is no log-prob"
         if value > LOG_PROB_SLACK:
-            return name, value, f"A log-prob is at most 0: {who} returned probabilities, or logits that were not normalised"
+            return (
+                name,
+                value,
+                f"A log-prob is at most 0: {who} returned probabilities, or logits that were not normalised",
+            )
     name = "rollout_log_probs"
-    return name, values[name], "The engine cannot have sampled a token to which it gives probability 0: wrong token or wrong position"
+    return (
+        name,
+        values[name],
+        "The engine cannot have sampled a token to which it gives probability 0: wrong token or wrong position",
+    )
 
 
-def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor | None:
+def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig, layout: Layout) -> Tensor | None:
     needing = [criterion for criterion in config.reject if criterion.when is not None]
     if advantages is None:
         if needing:
@@ -179,11 +202,20 @@ def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig) -> Ten
                 f"reject.{needing[0].name} has when: {needing[0].when}, and advantages is None; pass advantages, (B, T) or (B,)"
             )
         return None
+    advantages = _rows_of_tokens("advantages", advantages)
+    if advantages.is_nested and layout.lengths is not None:
+        found, expected = advantages.offsets().diff().tolist(), layout.lengths.tolist()
+        if found != expected:
+            raise InputError(
+                f"advantages has rows of {found} tokens, response_mask of {expected}; both must cover the same tokens"
+            )
     padded = to_padded(advantages)
     if padded.dim() == 1 and padded.shape[0] == mask.shape[0]:
         padded = padded[:, None].expand(mask.shape)
     if padded.shape != mask.shape:
-        raise InputError(f"advantages has shape {tuple(padded.shape)}, expected {tuple(mask.shape)} or ({mask.shape[0]},)")
+        raise InputError(
+            f"advantages has shape {tuple(padded.shape)}, expected {tuple(mask.shape)} or ({mask.shape[0]},)"
+        )
     padded = padded.detach().double()
     if needing:
         bad = mask & padded.isnan()
@@ -200,11 +232,17 @@ def _groups(group_ids: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor |
     if config.min_group_kept is None:
         return None
     if group_ids is None:
-        raise InputError(f"min_group_kept is {config.min_group_kept} and group_ids is None; pass one entry per row (verl's uid)")
+        raise InputError(
+            f"min_group_kept is {config.min_group_kept} and group_ids is None; pass one entry per row (verl's uid)"
+        )
     entries = group_ids.tolist() if isinstance(group_ids, Tensor) or hasattr(group_ids, "tolist") else group_ids
     if not isinstance(entries, Sequence) or len(entries) != mask.shape[0]:
         found = len(entries) if isinstance(entries, Sequence) else type(entries).__name__
         raise InputError(f"group_ids has {found} entries, the batch has {mask.shape[0]} rows; pass one entry per row")
+    if any(isinstance(entry, list) for entry in entries):
+        raise InputError(
+            f"group_ids has rows of several entries, as {entries[0]}; pass one entry per row, ({mask.shape[0]},)"
+        )
     numbers = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
     return torch.tensor([numbers[entry] for entry in entries], dtype=torch.int64, device=mask.device)
 
