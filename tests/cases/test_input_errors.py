@@ -129,6 +129,31 @@ def test_jagged_rows_of_other_lengths() -> None:
     assert_says(text, "rollout_log_probs")
 
 
+@pytest.mark.parametrize("name", ["train_log_probs", "rollout_log_probs", "response_mask"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_another_kind(name: str) -> None:
+    """Strided nested tensors and rows of vectors."""
+    rows = [torch.full((3,), -1.0), torch.full((2,), -1.0)]
+    vectors = [torch.full((3, 2), -1.0), torch.full((2, 2), -1.0)]
+    for odd in (torch.nested.nested_tensor(rows), torch.nested.nested_tensor(vectors, layout=torch.jagged)):
+        assert_says(message(**{name: odd}), name, "nested", "torch.jagged")
+
+
+def test_views_into_a_wider_tensor_are_read_by_their_rows() -> None:
+    """A jagged view (torch.nested.narrow) holds values that are in no row: they are not read."""
+    wide = torch.full((2, 5), math.nan)
+    wide[0, 0:3], wide[1, 1:3] = -1.0, -2.0
+
+    def view(tensor: torch.Tensor) -> torch.Tensor:
+        start, length = torch.tensor([0, 1]), torch.tensor([3, 2])
+        return torch.nested.narrow(tensor, 1, start, length, layout=torch.jagged)
+
+    found = correct(view(wide), view(wide), view(torch.ones(2, 5)), {"weights": {"level": "token"}})
+    assert found.weights.values().tolist() == [1.0] * 5
+    assert found.keep.offsets().tolist() == [0, 3, 5]
+    assert found.metrics["rollout_corr/training_log_ppl"] == 1.5
+
+
 WHEN = {"reject": {"seq_mean_k1": {"lower": 0.5, "when": "negative_advantage"}}}
 
 
@@ -142,6 +167,27 @@ def test_advantages_of_another_shape(shape: tuple[int, ...]) -> None:
     """(B, T) or (B,)."""
     text = message(config=WHEN, advantages=torch.ones(shape))
     assert_says(text, "advantages", str(shape), "(2, 3)", "(2,)")
+
+
+def test_advantages_in_rows_of_another_length() -> None:
+    """Jagged advantages are not moved to where they do not belong."""
+
+    def jagged(*lengths: int, value: float) -> torch.Tensor:
+        return torch.nested.nested_tensor([torch.full((n,), value) for n in lengths], layout=torch.jagged)
+
+    text = message(
+        train_log_probs=jagged(3, 2, value=-1.0),
+        rollout_log_probs=jagged(3, 2, value=-1.0),
+        response_mask=jagged(3, 2, value=1.0),
+        config=WHEN,
+        advantages=jagged(2, 3, value=1.0),
+    )
+    assert_says(text, "advantages", "[2, 3]", "[3, 2]")
+
+
+def test_advantages_that_are_no_tensor() -> None:
+    """A list has no layout."""
+    assert_says(message(config=WHEN, advantages=[1.0, -1.0]), "advantages", "list")
 
 
 def test_advantages_that_are_not_numbers() -> None:
@@ -160,6 +206,11 @@ def test_groups_of_another_length() -> None:
     """One entry per row."""
     text = message(config={"min_group_kept": 2}, group_ids=["a", "b", "c"])
     assert_says(text, "group_ids", "3", "2")
+
+
+def test_groups_in_a_column() -> None:
+    """(B, 1) is not one entry per row."""
+    assert_says(message(config={"min_group_kept": 2}, group_ids=torch.zeros(2, 1)), "group_ids", "(2,)")
 
 
 def test_staleness_of_another_length() -> None:
