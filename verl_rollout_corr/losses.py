@@ -1,4 +1,7 @@
-"""The policy losses of bypass mode, per token, and what a mean over tokens or sequences divides by (contract sections 7 and 8)."""
+"""The policy losses of bypass mode, per token, and what a mean over tokens or sequences divides by.
+
+Contract sections 7 and 8. Pure functions of tensors: no host synchronisation and no collective.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import Denominator
-from verl_rollout_corr.log_ratio import EXPONENT_LIMIT
+from verl_rollout_corr.log_ratio import ratio
 
 AGGREGATION_MODES: tuple[str, ...] = (
     "token-mean",
@@ -28,26 +31,55 @@ def ppo_clip(
     clip_high: float,
     clip_c: float | None = None,
 ) -> Tensor:
-    """max(-r A, -clip(r, 1 - low, 1 + high) A) with r = pi_theta / mu (PPO, arXiv 1707.06347, eq. 7), (B, T).
+    """max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A) with r = pi_theta / mu.
 
-    With `clip_c` (dual clip, arXiv 1912.09729, eq. 5) the loss of a negative advantage is at most -c A. Weights are not applied: r is one already.
-    The exponent is clipped to [-20, 20], and carries no gradient beyond.
+    PPO, Schulman et al. (2017), arXiv 1707.06347, eq. 7. With `clip_c` the loss of a negative advantage is at most
+    -c A (dual clip, Ye et al. (2019), arXiv 1912.09729, eq. 5). Importance weights are not applied: r is one already.
+
+    Args:
+        log_prob: (B, T) log pi_theta(a_t), with the graph.
+        rollout_log_probs: (B, T) log mu(a_t).
+        advantages: (B, T).
+        clip_low: how far r may fall below 1, in [0, 1].
+        clip_high: how far r may rise above 1, >= 0.
+        clip_c: the bound of the dual clip, > 1; None for none.
+
+    Returns:
+        (B, T), minimised. The exponent of r is clipped to [-20, 20] and carries no gradient beyond; r is 0 where
+        pi_theta gives no probability. Where an input is NaN or infinite, so is the loss, and no gradient passes.
     """
-    ratio = torch.exp((log_prob - rollout_log_probs.detach()).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
-    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - clip_low, 1 + clip_high))
-    if clip_c is None:
-        return loss
-    return torch.where(advantages < 0, torch.minimum(loss, -advantages * clip_c), loss)
+    log_ratio = log_prob - rollout_log_probs.detach()
+    scale = advantages.detach()
+    usable = scale.isfinite() & (log_ratio.isfinite() | (log_ratio == -torch.inf))
+    # Selected before the exponential: behind it, 0 * inf in the backward pass would reach the model as NaN.
+    policy_ratio = ratio(torch.where(usable, log_ratio, torch.zeros_like(log_ratio)))
+    scale = torch.where(usable, scale, torch.zeros_like(scale))
+    loss = torch.maximum(-scale * policy_ratio, -scale * policy_ratio.clamp(1 - clip_low, 1 + clip_high))
+    if clip_c is not None:
+        loss = torch.where(scale < 0, torch.minimum(loss, -scale * clip_c), loss)
+    return torch.where(usable, loss, torch.full_like(loss, torch.nan))
 
 
 def reinforce(log_prob: Tensor, weights: Tensor | None, advantages: Tensor) -> Tensor:
-    """-sg(w_t) A_t log pi_theta(a_t) (REINFORCE with importance weights), (B, T); `weights` None is w = 1.
+    """-sg(w_t) A_t log pi_theta(a_t), whose gradient is -w_t A_t grad log pi_theta(a_t).
 
-    Its gradient is -w A grad log pi_theta: without the stop-gradient the term A log pi_theta grad w would be added.
+    REINFORCE (Williams 1992) with importance weights. Without the stop-gradient, A log pi_theta grad w would be added.
+
+    Args:
+        log_prob: (B, T) log pi_theta(a_t), with the graph.
+        weights: (B, T) importance weights; None is w = 1.
+        advantages: (B, T).
+
+    Returns:
+        (B, T), minimised. 0, without gradient, where pi_theta gives no probability: such a token's log-prob has none.
+        Where an input is NaN, so is the loss, and no gradient passes.
     """
-    scale = -advantages.detach() if weights is None else -(weights.detach() * advantages.detach())
-    # Weight 0 and log pi_theta = -inf come together (r = 0), and 0 * inf is NaN; r log r goes to 0.
-    return torch.where(scale == 0, torch.zeros_like(log_prob), scale * log_prob)
+    scale = advantages.detach() if weights is None else weights.detach() * advantages.detach()
+    impossible = log_prob == -torch.inf
+    usable = log_prob.isfinite() & scale.isfinite()
+    inside = torch.where(usable, log_prob, torch.zeros_like(log_prob))
+    loss = -torch.where(usable, scale, torch.zeros_like(scale)) * inside
+    return torch.where(usable | (impossible & scale.isfinite()), loss, torch.full_like(loss, torch.nan))
 
 
 def aggregate(
@@ -59,14 +91,25 @@ def aggregate(
     denominator: Denominator = Denominator.ALL,
     scale: float | None = None,
 ) -> Tensor:
-    """The scalar loss of a whole batch. A rejected token contributes 0 to the numerator, and to the count as `denominator` says.
+    """The scalar loss of a whole batch; a rejected token contributes 0 to the numerator.
 
-    `all`: every response token (sequence) counts, so rejection never raises the step size. `kept`: only kept ones do.
-    `scale` divides the sum of `seq-mean-token-sum-norm` (default T). Everything rejected gives exactly 0, connected to the graph.
+    token-mean: sum / tokens. token-sum: sum. seq-mean-token-sum: sum / rows. seq-mean-token-sum-norm: the same / scale.
+    seq-mean-token-mean: mean over rows of (sum of the row / tokens of the row).
 
     Args:
         loss_mat: (B, T) per-token loss; may be NaN or infinite where not kept.
-        mask, keep: (B, T), 0 and 1.
+        mask: (B, T), 0 and 1: response tokens.
+        keep: (B, T), 0 and 1: what rejection left of them.
+        loss_agg_mode: one of `AGGREGATION_MODES`.
+        denominator: `all` counts every response token (row), so that rejection never raises the step size;
+            `kept` counts only kept tokens (rows with one). Rows without a response token never count.
+        scale: divides `seq-mean-token-sum-norm`; None is T.
+
+    Returns:
+        A scalar; everything rejected, or nothing there, gives exactly 0, connected to the graph.
+
+    Raises:
+        ConfigError: an unknown `loss_agg_mode`.
     """
     if loss_agg_mode not in AGGREGATION_MODES:
         raise ConfigError(f"loss_agg_mode is {loss_agg_mode!r}; write one of {', '.join(AGGREGATION_MODES)}")
@@ -83,5 +126,6 @@ def aggregate(
         per_row = per_row / counted.sum(dim=1).clamp(min=1)
     loss = per_row.sum() / rows
     if loss_agg_mode == "seq-mean-token-sum-norm":
-        loss = loss / (loss_mat.shape[1] if scale is None else scale)
+        # A batch of no columns has nothing to divide.
+        loss = loss / (max(loss_mat.shape[1], 1) if scale is None else scale)
     return loss
