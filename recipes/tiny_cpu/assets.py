@@ -20,7 +20,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 PAD, END, START, USER, ANSWER = SPECIAL = ["<|endoftext|>", "<|im_end|>", "<|im_start|>", "<|user|>", "<|answer|>"]
-CHARACTERS = list("0123456789abcdefghijklmnopq")
+# Byte-level BPE writes a newline as Ċ; verl's agent loop wants one in every Qwen tokenizer.
+CHARACTERS = list("0123456789abcdefghijklmnopĊ")
 VOCABULARY = SPECIAL + CHARACTERS
 
 PROMPTS = 4096

@@ -1,4 +1,4 @@
-"""Reads the log of a run of verl: steps with their metrics, and what the hook says about itself."""
+"""Reads the log of a run of verl: steps with their metrics, errors, and what the hook says about itself."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"\bstep:(\d+) - (.*)")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
+_ERROR = re.compile(r"(?:^|\) )((?:\w+\.)*\w*(?:Error|Exception)\b: .*)")
 _ACTIVE = re.compile(r"\[rollout_corr\] active (.*)")
 
 REWARD = "critic/score/mean"
+MOST_ERRORS = 5
+"""One error is enough to make many others."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class RunLog:
 
     steps: list[Step] = field(default_factory=list)
     active: list[Active] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     def add(self, line: str) -> Step | Active | None:
         """Takes one line; returns what it was, None for anything else."""
@@ -47,6 +51,10 @@ class RunLog:
             self.steps.append(found)
         elif isinstance(found, Active):
             self.active.append(found)
+        else:
+            error = _ERROR.search(line)
+            if error is not None and error[1] not in self.errors and len(self.errors) < MOST_ERRORS:
+                self.errors.append(error[1])
         return found
 
     def values(self, metric: str) -> list[float]:

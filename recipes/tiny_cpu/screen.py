@@ -124,10 +124,12 @@ def _hook(log: RunLog, expected: dict[str, int]) -> list[str]:
     return lines
 
 
-def failure(lines: list[str], code: int, where: str) -> str:
-    """The end of the log of a run that failed."""
-    text = "".join(lines)
-    return f"\nThe run failed with exit code {code}. The end of its log ({where}):\n\n{text}"
+def failure(log: RunLog, last_lines: list[str], code: int, where: str) -> str:
+    """The end of the log of a run that failed, and the errors that its processes had before."""
+    text = f"\nThe end of the log:\n\n{''.join(last_lines)}\nThe run failed with exit code {code}. Full log: {where}"
+    if log.errors:
+        text += "\nErrors in the order in which they came:\n" + "\n".join(f"  {error}" for error in log.errors)
+    return text
 
 
 def to_stderr(text: str) -> None:

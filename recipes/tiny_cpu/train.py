@@ -23,7 +23,7 @@ import screen
 from run_log import RunLog
 
 FOLDER = Path(__file__).resolve().parent
-SHOWN_ON_FAILURE = 40
+SHOWN_ON_FAILURE = 25
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -143,7 +143,7 @@ def main() -> int:
         corrected = any(_sets_preset(word) for word in words)
         print(screen.summary(log, {"driver": 1, "trainer": 1, "actor": options.ranks} if corrected else {}))
     if code != 0:
-        screen.to_stderr(screen.failure(last, code, str(log_file)))
+        screen.to_stderr(screen.failure(log, last, code, str(log_file)))
     return code if code >= 0 else 128 - code
 
 
