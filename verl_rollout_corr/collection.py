@@ -34,14 +34,15 @@ STALENESS_BINS: tuple[str, ...] = ("unknown", "lag_0", "lag_1", "lag_2", "lag_3_
 """Bins of the updates between the weights that sampled a row and the trainer's."""
 
 SUSPICIOUS_LOG_PROB = -0.1
-"""An exact 0.0 on one side counts as suspicious if the other side is below this: certainty is rare, a missing value is stored as 0.0."""
+"""An exact 0.0 on one side is suspicious if the other side is below this: certainty is rare, and a missing value is
+stored as 0.0."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What `decide` found, before it is summed up. All (B, T) bool but the parts that say otherwise.
 
-    `mask`: response tokens. `tokens`: log-probs, masked to the valid rows. `invalid` (B,): rows with an invalid log-prob.
+    `mask`: response tokens. `tokens`: log-probs, masked to the valid rows. `invalid` (B,): rows with an invalid one.
     """
 
     mask: Tensor
@@ -131,7 +132,7 @@ def _tokens(tokens: TokenLogProbs, totals: dict[str, Tensor], maxima: dict[str, 
 def _moments(tokens: TokenLogProbs, totals: dict[str, Tensor]) -> None:
     """First and second moments of the two probabilities, within each bin of mu about the bin's own centre.
 
-    About one centre for all, a batch of rare tokens would lose its variance (1e-8, say) beside the square of the centre.
+    About one centre for all, a batch of rare tokens would lose its variance (1e-8, say) beside the centre's square.
     """
     train, rollout = torch.exp(tokens.train), torch.exp(tokens.rollout)
     index = _bin_index(rollout, PROBABILITY_EDGES)
@@ -195,16 +196,14 @@ def _bins(outcome: Outcome, totals: dict[str, Tensor]) -> None:
 
 
 def _bin_index(values: Tensor, edges: tuple[float, ...]) -> Tensor:
-    """How many edges a value has reached. Compares with numbers: a tensor of edges would have to be copied to the device."""
+    """How many edges a value has reached. A tensor of edges would have to be copied to the device, numbers need not."""
     index = torch.zeros_like(values, dtype=torch.int64)
     for edge in edges:
         index = index + (values >= edge).long()
     return index
 
 
-def _criterion(
-    name: str, verdict: Verdict, mask: Tensor, totals: dict[str, Tensor], maxima: dict[str, Tensor]
-) -> None:
+def _criterion(name: str, verdict: Verdict, mask: Tensor, totals: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
     exists = verdict.units.exists[:, :-1]
     value = verdict.value[:, :-1]
     failing = mask & ~verdict.passes
@@ -216,9 +215,7 @@ def _criterion(
     maxima[f"{name}/negated_min"] = _maximum(-value, exists)
 
 
-def _weights(
-    weights: AppliedWeights, bounds: Bounds, totals: dict[str, Tensor], maxima: dict[str, Tensor]
-) -> None:
+def _weights(weights: AppliedWeights, bounds: Bounds, totals: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
     exists = weights.units.exists[:, :-1]
     raw, applied = weights.raw[:, :-1], weights.applied[:, :-1]
     totals["weight/n"] = _count(exists)

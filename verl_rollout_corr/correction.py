@@ -19,7 +19,6 @@ from verl_rollout_corr.sums import Sums
 from verl_rollout_corr.weights import weigh
 
 
-
 @dataclass(frozen=True)
 class Decision:
     """Weights (float32, or None), keep (the mask's dtype) and sums of a padded batch."""
@@ -33,7 +32,8 @@ class Decision:
 class Correction:
     """What `correct` answers, in the layout of the question.
 
-    weights: float32, 0 outside the response, detached; None for level null. They do not depend on `keep`, but for `normalize: batch`.
+    weights: float32, 0 outside the response, detached; None for level null. They do not depend on `keep`, but for
+        `normalize: batch`.
     keep: the mask's dtype; 1 where training may use the token.
     sums: additive statistics; `finalize(a.sums + b.sums)` are the metrics of the joined batch.
     metrics: `finalize(sums)`.
@@ -55,10 +55,11 @@ def decide(
     group_ids: Tensor | None = None,
     staleness: Tensor | None = None,
 ) -> Decision:
-    """Weights and rejections of a padded batch, without validation, host synchronisation or collective: for use inside a loss.
+    """Weights and rejections of a padded batch, inside a loss: no validation, host synchronisation or collective.
 
     Args:
-        train_log_probs, rollout_log_probs: (B, T) log pi_train(a_t) and log mu(a_t), any floating-point format; read where the mask is 1.
+        train_log_probs: (B, T) log pi_train(a_t), any floating-point format; read where the mask is 1.
+        rollout_log_probs: (B, T) log mu(a_t), likewise.
         response_mask: (B, T), 0 and 1, any dtype.
         config: a parsed configuration. An invalid row is rejected and counted, whatever `config.invalid` says.
         advantages: (B, T) or (B,), where a criterion has a `when`.

@@ -21,8 +21,8 @@ from verl_rollout_corr.statistics import STATISTICS
 class Verdict:
     """What one criterion says.
 
-    `passes` (B, T) bool, meaningful at response tokens. `units` and `value` (B, S): the aggregated statistic of each unit, for k1 its
-    exponential, so that it can be held against the bounds.
+    `passes` (B, T) bool, meaningful at response tokens. `units` and `value` (B, S): the aggregated statistic of each
+    unit, for k1 its exponential, so that it can be held against the bounds.
     """
 
     passes: Tensor
@@ -50,7 +50,7 @@ def judge(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None
 
 
 def _limits(criterion: Criterion) -> tuple[float, float]:
-    """The bounds in the statistic's own scale: of k1 they are bounds on the ratio, so their logs are compared with l."""
+    """The bounds in the statistic's own scale: of k1 they bound the ratio, so their logs are compared with l."""
     lower, upper = criterion.bounds.lower, criterion.bounds.upper
     if criterion.stat is Stat.K1:
         return (
@@ -83,10 +83,10 @@ def _may_reject(when: When, advantages: Tensor, units: Units, mask: Tensor) -> T
 
 
 def _trim(statistic: Tensor, mask: Tensor, criterion: Criterion, advantages: Tensor | None) -> Tensor:
-    """(B, T) bool: what is left after the largest statistics leave, largest first, until the mean of the rest is <= upper.
+    """(B, T) bool: what is left after the largest statistics leave, until the mean of the rest is <= upper.
 
-    The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. Ties leave in the order of row, then position. Tokens that `when` protects
-    stay and count in the mean. Nothing stays if no token meets the bound.
+    The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. Ties leave in the order of row, then position. Tokens
+    that `when` protects stay and count in the mean. Nothing stays if no token meets the bound.
     """
     upper = _limits(criterion)[1]
     judged = mask.flatten()

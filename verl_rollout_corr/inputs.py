@@ -15,7 +15,7 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
 from verl_rollout_corr.grammar import Invalid, RolloutCorrConfig
-from verl_rollout_corr.scopes import Layout, layout_of, to_padded
+from verl_rollout_corr.scopes import Layout, layout_of, row_offsets, to_padded
 
 LOG_PROB_SLACK = 1e-3
 """A log-prob up to this is rounding of log 1 = 0; above it is no log-prob."""
@@ -56,8 +56,8 @@ def prepare(
     """Checks and pads a batch. Raises InputError or MissingRolloutLogProbsError."""
     if rollout_log_probs is None:
         raise MissingRolloutLogProbsError(
-            "rollout_log_probs is None, so there is nothing to compare the trainer's log-probs with; make the engine return them: "
-            "actor_rollout_ref.rollout.calculate_log_probs=true"
+            "rollout_log_probs is None, so there is nothing to compare the trainer's log-probs with; make the engine "
+            "return them: actor_rollout_ref.rollout.calculate_log_probs=true"
         )
     named = {
         "train_log_probs": train_log_probs,
@@ -95,15 +95,15 @@ def _rows_of_tokens(name: str, tensor: Any) -> Tensor:
         return tensor
     if tensor.layout is not torch.jagged or tensor.dim() != 2:
         raise InputError(
-            f"{name} is a nested tensor with layout {tensor.layout} and {tensor.dim()} dimensions, expected one row of tokens "
-            "per response with layout=torch.jagged"
+            f"{name} is a nested tensor with layout {tensor.layout} and {tensor.dim()} dimensions, expected one row of "
+            "tokens per response with layout=torch.jagged"
         )
     return tensor.contiguous()
 
 
 def _shape(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.is_nested:
-        return ("jagged", *tensor.offsets().diff().tolist())
+        return ("jagged", *row_offsets(tensor).diff().tolist())
     return tuple(tensor.shape)
 
 
@@ -125,7 +125,8 @@ def _check_shapes(named: dict[str, Tensor]) -> None:
             )
             raise InputError(f"{name} and response_mask differ, {where}; both must cover the same response tokens")
         raise InputError(
-            f"{name} has shape {found}, response_mask {expected}: both must cover the same response tokens in the same layout"
+            f"{name} has shape {found}, response_mask {expected}: both must cover the same response tokens in the same "
+            "layout"
         )
 
 
@@ -135,8 +136,8 @@ def _warn_half(*tensors: Tensor) -> None:
     if half and not _warned_half:
         _warned_half = True
         warnings.warn(
-            f"log-probs came as {half[0]}: they are widened before they are subtracted, but what the format has rounded away is gone "
-            "(bfloat16 cannot tell -1 from -1.003). Return them in float32",
+            f"log-probs came as {half[0]}: they are widened before they are subtracted, but what the format has "
+            "rounded away is gone (bfloat16 cannot tell -1 from -1.003). Return them in float32",
             stacklevel=4,
         )
 
@@ -153,8 +154,8 @@ def _bool_mask(mask: Tensor) -> Tensor:
     if bool(bad.any()):
         row, position = (int(index) for index in bad.nonzero()[0])
         raise InputError(
-            f"response_mask is {mask[row, position].item()} at row {row}, position {position} ({int(bad.sum())} such values); "
-            "a mask holds 0 and 1 only. Weights belong into the loss, not into the mask"
+            f"response_mask is {mask[row, position].item()} at row {row}, position {position} ({int(bad.sum())} such "
+            "values); a mask holds 0 and 1 only. Weights belong into the loss, not into the mask"
         )
     return mask != 0
 
@@ -167,9 +168,9 @@ def _check_valid(train: Tensor, rollout: Tensor, mask: Tensor) -> None:
     values = {"train_log_probs": train[row, position].item(), "rollout_log_probs": rollout[row, position].item()}
     name, value, cause = _cause(values)
     raise InputError(
-        f"{name} is {value} at row {row}, position {position}: {int(bad.sum())} of {int(mask.sum())} response tokens in "
-        f"{int(bad.any(dim=1).sum())} rows are invalid. {cause}. Fix the source, or set rollout_corr.invalid=reject to leave such "
-        "sequences out and count them"
+        f"{name} is {value} at row {row}, position {position}: {int(bad.sum())} of {int(mask.sum())} response tokens "
+        f"in {int(bad.any(dim=1).sum())} rows are invalid. {cause}. Fix the source, or set rollout_corr.invalid=reject "
+        "to leave such sequences out and count them"
     )
 
 
@@ -199,7 +200,8 @@ def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig, layout
     if advantages is None:
         if needing:
             raise InputError(
-                f"reject.{needing[0].name} has when: {needing[0].when}, and advantages is None; pass advantages, (B, T) or (B,)"
+                f"reject.{needing[0].name} has when: {needing[0].when}, and advantages is None; pass advantages, "
+                "(B, T) or (B,)"
             )
         return None
     advantages = _rows_of_tokens("advantages", advantages)
@@ -222,8 +224,8 @@ def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig, layout
         if bool(bad.any()):
             row, position = (int(index) for index in bad.nonzero()[0])
             raise InputError(
-                f"advantages is NaN at row {row}, position {position} ({int(bad.sum())} response tokens), and reject.{needing[0].name} "
-                "looks at its sign; look for the reward or baseline that is NaN"
+                f"advantages is NaN at row {row}, position {position} ({int(bad.sum())} response tokens), and "
+                f"reject.{needing[0].name} looks at its sign; look for the reward or baseline that is NaN"
             )
     return padded
 
@@ -253,6 +255,7 @@ def _staleness(staleness: Any, mask: Tensor) -> Tensor | None:
     lags = torch.as_tensor(staleness, device=mask.device)
     if lags.shape != mask.shape[:1] or lags.dtype.is_floating_point:
         raise InputError(
-            f"staleness has shape {tuple(lags.shape)} and dtype {lags.dtype}, expected ({mask.shape[0]},) integers (-1: unknown)"
+            f"staleness has shape {tuple(lags.shape)} and dtype {lags.dtype}, expected ({mask.shape[0]},) integers "
+            "(-1: unknown)"
         )
     return lags

@@ -16,7 +16,7 @@ EXPONENT_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """The two log-probs of each sampled token, (B, T) float64, 0 outside `mask` (B, T) bool: what stood there is gone."""
+    """The two log-probs of each sampled token, (B, T) float64; 0 outside `mask`, (B, T) bool."""
 
     train: Tensor
     rollout: Tensor

@@ -1,6 +1,7 @@
 """Metrics: the table that names and explains them, and the one place where sums become values.
 
-Nothing is averaged that is not an average: a value is computed once, from sums over the whole batch. A metric over nothing is 0.
+Nothing is averaged that is not an average: a value is computed once, from sums over the whole batch. A metric over
+nothing is 0.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class MetricInfo:
 METRICS: tuple[MetricInfo, ...] = (
     MetricInfo("kl", "mean over tokens of -l", "(-inf, inf)", "unbiased estimate of KL(mu || pi_train) per token"),
     MetricInfo("k3_kl", "mean over tokens of r - 1 - l", "[0, inf]", "the same KL, never negative, less variance"),
-    MetricInfo("training_log_ppl", "mean over sequences of -a_i", "[0, inf)", "a_i = mean log pi_train of the sequence"),
+    MetricInfo(
+        "training_log_ppl", "mean over sequences of -a_i", "[0, inf)", "a_i = mean log pi_train of the sequence"
+    ),
     MetricInfo("rollout_log_ppl", "mean over sequences of -b_i", "[0, inf)", "b_i = mean log mu of the sequence"),
     MetricInfo("training_ppl", "mean over sequences of exp(-a_i)", "[1, inf)", "perplexity under the trainer"),
     MetricInfo("rollout_ppl", "mean over sequences of exp(-b_i)", "[1, inf)", "perplexity under the engine"),
@@ -61,7 +64,9 @@ METRICS: tuple[MetricInfo, ...] = (
         "[0, 1]",
         "the same on the trainer's side",
     ),
-    MetricInfo("invalid_seq_fraction", "share of sequences with an invalid log-prob", "[0, 1]", "NaN, +inf, log mu = -inf"),
+    MetricInfo(
+        "invalid_seq_fraction", "share of sequences with an invalid log-prob", "[0, 1]", "NaN, +inf, log mu = -inf"
+    ),
     MetricInfo("rollout_rs_masked_fraction", "rejected tokens / tokens", "[0, 1]", "what training may not use"),
     MetricInfo(
         "rollout_rs_seq_masked_fraction", "sequences with any token rejected / sequences", "[0, 1]", "touched sequences"
@@ -69,14 +74,18 @@ METRICS: tuple[MetricInfo, ...] = (
     MetricInfo(
         "rollout_rs_seq_dropped_fraction", "sequences with every token rejected / sequences", "[0, 1]", "lost sequences"
     ),
-    MetricInfo("rollout_rs_{name}_mean", "mean of the statistic over its units", "as the statistic", "k1: of the ratio"),
+    MetricInfo(
+        "rollout_rs_{name}_mean", "mean of the statistic over its units", "as the statistic", "k1: of the ratio"
+    ),
     MetricInfo("rollout_rs_{name}_max", "maximum over the units", "as the statistic", "compare with the upper bound"),
     MetricInfo("rollout_rs_{name}_min", "minimum over the units", "as the statistic", "compare with the lower bound"),
     MetricInfo("rollout_rs_{name}_masked_fraction", "tokens that this criterion rejects / tokens", "[0, 1]", "alone"),
     MetricInfo(
         "rollout_rs_{name}_seq_masked_fraction", "sequences that this criterion touches / sequences", "[0, 1]", "alone"
     ),
-    MetricInfo("rollout_is_mean", "mean of the applied weights over their units", "[0, e^20]", "1 if nothing is biased"),
+    MetricInfo(
+        "rollout_is_mean", "mean of the applied weights over their units", "[0, e^20]", "1 if nothing is biased"
+    ),
     MetricInfo("rollout_is_std", "their population standard deviation", "[0, inf)", "noise that the weights add"),
     MetricInfo("rollout_is_min", "their minimum", "[0, e^20]", ""),
     MetricInfo("rollout_is_max", "their maximum", "[0, e^20]", "never above the upper bound"),
@@ -88,7 +97,9 @@ METRICS: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("rollout_is_ratio_fraction_high", "share of units with a raw weight above upper", "[0, 1]", ""),
     MetricInfo("rollout_is_ratio_fraction_low", "share of units with a raw weight below lower", "[0, 1]", ""),
-    MetricInfo("{bin}/fraction", "share of the tokens that fall into the bin", "[0, 1]", "0: the other values are empty"),
+    MetricInfo(
+        "{bin}/fraction", "share of the tokens that fall into the bin", "[0, 1]", "0: the other values are empty"
+    ),
     MetricInfo("{bin}/kl", "kl within the bin", "(-inf, inf)", "by_prob, by_position and by_staleness"),
     MetricInfo("{bin}/k3_kl", "k3_kl within the bin", "[0, inf]", ""),
     MetricInfo("{bin}/prob_diff", "mean |pi_train - mu| within the bin", "[0, 1]", ""),
@@ -99,11 +110,17 @@ METRICS: tuple[MetricInfo, ...] = (
         "staleness_share", "1 - floor / k3_kl, cut to [0, 1]", "[0, 1]", "by the trainer, from the run's lag-0 rows"
     ),
     MetricInfo("applied_kept_fraction", "kept / response tokens that the actor's loss saw", "[0, 1]", "by the workers"),
-    MetricInfo("applied_weight", "mean weight over the tokens that the actor's loss saw", "[0, e^20]", "by the workers"),
+    MetricInfo(
+        "applied_weight", "mean weight over the tokens that the actor's loss saw", "[0, e^20]", "by the workers"
+    ),
 )
 """Every metric, for the documentation; a test checks that no other name is emitted."""
 
-_BINS = (("by_prob", "prob", PROBABILITY_BINS), ("by_position", "position", POSITION_BINS), ("by_staleness", "staleness", STALENESS_BINS))
+_BINS = (
+    ("by_prob", "prob", PROBABILITY_BINS),
+    ("by_position", "position", POSITION_BINS),
+    ("by_staleness", "staleness", STALENESS_BINS),
+)
 
 
 def finalize(sums: Sums) -> dict[str, float]:
@@ -175,12 +192,16 @@ def _mismatch(totals: dict[str, float], maxima: dict[str, float], values: dict[s
 
 
 def _pearson(totals: dict[str, float]) -> float:
-    """The correlation of the two probabilities, from moments about each bin's centre; 0 where one side does not vary."""
+    """The correlation of the probabilities, from moments about each bin's centre; 0 where one side does not vary."""
     n = totals["token/n"]
     if not n:
         return 0.0
     bins = [
-        (totals[f"prob/{label}/n"], centre, *(totals[f"moment/{label}/{name}"] for name in ("p", "q", "pp", "qq", "pq")))
+        (
+            totals[f"prob/{label}/n"],
+            centre,
+            *(totals[f"moment/{label}/{name}"] for name in ("p", "q", "pp", "qq", "pq")),
+        )
         for label, centre in zip(PROBABILITY_BINS, PROBABILITY_CENTRES, strict=True)
     ]
     mean_p = math.fsum(count * centre + p for count, centre, p, *_ in bins) / n

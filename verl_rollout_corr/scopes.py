@@ -1,12 +1,14 @@
 """Units: which tokens belong together, and how a per-token value becomes one value per unit.
 
-The only file that knows layout. Padded (B, T) is the layout of all maths; `Layout` turns jagged tensors into it and answers in kind.
+The only file that knows layout. Padded (B, T) is the layout of all maths; `to_padded` turns jagged tensors into it, and
+`Layout` answers in kind.
 Everything here has fixed shapes, so nothing synchronises with the host: a row of T tokens has at most T turns.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +20,8 @@ from verl_rollout_corr.grammar import Agg, Scope
 class Units:
     """The units of one scope in a padded batch.
 
-    `index` (B, T) int64: the slot of each token's unit in its row; tokens outside the response point at the last slot, which is no unit.
+    `index` (B, T) int64: the slot of each token's unit in its row; tokens outside the response point at the last slot,
+        which is no unit.
     `count` (B, S) float64: response tokens of each unit; a slot with 0 is no unit.
     """
 
@@ -84,7 +87,8 @@ def units_of(scope: Scope, mask: Tensor) -> Units:
 def aggregate(values: Tensor, units: Units, mask: Tensor, agg: Agg | None) -> Tensor:
     """(B, S): sum, mean or maximum of a statistic over each unit's response tokens (`None`: the token's own value).
 
-    A mean of values that hold -inf leaves those tokens out (they have no log-ratio), and is -inf over nothing else; +inf stays +inf.
+    A mean of values that hold -inf leaves those tokens out (they have no log-ratio), and is -inf over nothing else;
+    +inf stays +inf.
     """
     if agg is None or agg is Agg.MAX:
         return units.maximum(torch.where(mask, values, -torch.inf))
@@ -112,11 +116,16 @@ class Layout:
         return torch.nested.nested_tensor_from_jagged(padded[inside], self.offsets)
 
 
+def row_offsets(jagged: Tensor) -> Tensor:
+    """(B + 1,) where each row of a jagged tensor starts, and where the last one ends."""
+    return cast(Any, jagged).offsets()  # torch's stubs do not know nested tensors
+
+
 def to_padded(tensor: Tensor, *, padding: float = 0.0) -> Tensor:
     """(B, T) of a jagged or padded tensor."""
     if not tensor.is_nested:
         return tensor
-    lengths = tensor.offsets().diff()
+    lengths = row_offsets(tensor).diff()
     longest = int(lengths.max()) if len(lengths) else 0
     inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
     padded = torch.full(inside.shape, padding, dtype=tensor.dtype, device=lengths.device)
@@ -128,4 +137,5 @@ def layout_of(tensor: Tensor) -> Layout:
     """The layout in which `tensor` is given."""
     if not tensor.is_nested:
         return Layout(None, None)
-    return Layout(tensor.offsets(), tensor.offsets().diff())
+    offsets = row_offsets(tensor)
+    return Layout(offsets, offsets.diff())

@@ -74,8 +74,8 @@ def _series(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 def _bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """KL(Bern(p) || Bern(q)) from logs, with 0 log 0 = 0.
 
-    q phi(log p/q) + (1 - q) phi(log (1-p)/(1-q)) with phi(x) = x e^x - e^x + 1 >= 0: unlike the usual sum of two logs it does not cancel
-    for p near q.
+    q phi(log p/q) + (1 - q) phi(log (1-p)/(1-q)) with phi(x) = x e^x - e^x + 1 >= 0: unlike the usual sum of two logs
+    it does not cancel for p near q.
     """
     log_ratio = log_p - log_q
     p, q, not_q = torch.exp(log_p), torch.exp(log_q), -torch.expm1(log_q)
@@ -90,7 +90,7 @@ def _bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _weighted_phi(weight: Tensor, log: Tensor) -> Tensor:
-    """weight * phi(log), with phi(-inf) = 1, and 0 where the weight is 0."""
+    """Phi(log) times the weight, with phi(-inf) = 1, and 0 where the weight is 0."""
     phi = torch.where(log.abs() < _SERIES_BELOW, _series(log, _PHI_SERIES), log * torch.exp(log) - torch.expm1(log))
     phi = torch.where(log == -torch.inf, torch.ones_like(phi), phi)
     return torch.where(weight == 0, torch.zeros_like(phi), weight * phi)

@@ -1,14 +1,15 @@
 """Additive statistics: what a batch leaves behind, so that metrics do not depend on how it was cut.
 
-Law: with `+`, `Sums` of one layout are a commutative monoid with `Sums.zero(config)` as neutral element, and the sums of a batch are the sum of
-the sums of its parts. Every entry is a plain sum, or a maximum (a minimum is the maximum of the negated value). Second moments are taken
-about a fixed constant, since a moment about the batch's own mean would not add.
+Law: with `+`, `Sums` of one layout are a commutative monoid with `Sums.zero(config)` as neutral element, and the sums
+of a batch are the sum of the sums of its parts. Every entry is a plain sum, or a maximum (a minimum is the maximum of
+the negated value). Second moments are taken about fixed constants: about the batch's own mean they would not add.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from verl_rollout_corr.grammar import RolloutCorrConfig
 
 @dataclass(frozen=True)
 class Sums:
-    """Totals and maxima of a batch, float64 on the batch's device, in the order that `total_names` and `maximum_names` give.
+    """Totals and maxima of a batch, float64 on its device, in the order that `total_names` and `maximum_names` give.
 
     Two `Sums` add if they come from configurations with the same statistics.
     """
@@ -52,8 +53,9 @@ class Sums:
         if (self.total_names, self.maximum_names) != (other.total_names, other.maximum_names):
             differing = set(self.total_names + self.maximum_names) ^ set(other.total_names + other.maximum_names)
             raise InputError(
-                f"sums of different configurations do not add: only one side has {', '.join(sorted(differing)) or 'this order'}; "
-                "correct every part of a batch with the same configuration"
+                "sums of different configurations do not add: only one side has "
+                f"{', '.join(sorted(differing)) or 'this order'}; correct every part of a batch with the same "
+                "configuration"
             )
         return Sums(
             self.total_names,
@@ -75,7 +77,7 @@ class Sums:
 
     def to_host(self) -> tuple[dict[str, float], dict[str, float]]:
         """(totals, maxima) by name: the one host copy."""
-        joined = torch.cat([self.totals, self.maxima]).tolist()
+        joined: list[float] = cast(Any, torch.cat([self.totals, self.maxima])).tolist()  # torch's stub: unknown
         count = len(self.total_names)
         return dict(zip(self.total_names, joined[:count], strict=True)), dict(
             zip(self.maximum_names, joined[count:], strict=True)

@@ -1,7 +1,8 @@
 """Importance weights: the raw ratio of each level, its bounds, and the normalisation.
 
-E_mu[w f] = E_pi[f] holds without bounds for `seq_sum` and any f; for `prefix_sum` and an f_t that depends on the tokens up to t; for `token` only where
-nothing before t depends on the policy (T = 1). `*_mean` levels are biased. Bounds bias all of them (docs/criteria.md).
+E_mu[w f] = E_pi[f] holds without bounds for `seq_sum` and any f; for `prefix_sum` and an f_t that depends on the tokens
+up to t; for `token` only where nothing before t depends on the policy (T = 1). `*_mean` levels are biased, and so are
+bounds (docs/criteria.md).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from verl_rollout_corr.scopes import Units, aggregate, units_of
 
 @dataclass(frozen=True)
 class AppliedWeights:
-    """Weights per unit, (B, S) float64: `raw` before and `applied` after bounds and normalisation; `units` says whose they are."""
+    """Weights of `units`, (B, S) float64: `raw` before and `applied` after bounds and normalisation."""
 
     units: Units
     raw: Tensor
