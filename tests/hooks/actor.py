@@ -30,8 +30,8 @@ class Engine:
 class Job:
     """One call of TrainingWorker.train_mini_batch.
 
-    `spec` is the mapping of a configuration, None for no preset; `actor` are overrides of verl's actor configuration. `micro` is the size of a
-    micro-batch on each rank, or the tokens per micro-batch if `dynamic`.
+    `spec` is the mapping of a configuration, None for no preset; `actor` are overrides of verl's actor configuration.
+    `micro` is the size of a micro-batch on each rank, or the tokens per micro-batch if `dynamic`.
     """
 
     rows: list[Row]
@@ -45,6 +45,7 @@ class Job:
     dynamic: bool = False
     unhooked: bool = False  # verl's own functions, as they were before any seam
     fill: float = 0.0
+    learning_rate: float = 0.02
     extra: dict[str, Any] = field(default_factory=dict)  # further entries beside the columns, as the trainer sends
 
 
@@ -86,6 +87,7 @@ def serve(rank: int, ranks: int, store: str, model: str, pipe: Any) -> None:
             pipe.send(("done", workers.run(job)))
         except BaseException:
             pipe.send(("error", traceback.format_exc()))
+    os._exit(0)  # verl and torch leave threads that would be waited for
 
 
 class _Workers:
@@ -102,13 +104,14 @@ class _Workers:
         self.original = (engine_workers.ppo_loss, engine_workers.TrainingWorker.train_batch)
         assert inspect.unwrap(self.original[0]) is self.original[0]
         self.built: dict[Engine, Any] = {}
+        self.composed: dict[Engine, Any] = {}
+        self.configured: dict[Any, Any] = {}
 
     def configuration(self, engine: Engine, job: Job) -> Any:
         """verl's own configuration of a run, with the job's overrides and our node as a preset would write it."""
+        import verl
         from hydra import compose, initialize_config_dir
         from omegaconf import open_dict
-
-        import verl
 
         overrides = [
             f"actor_rollout_ref.actor.strategy={engine.strategy}",
@@ -118,7 +121,10 @@ class _Workers:
             "actor_rollout_ref.actor.use_torch_compile=false",
             "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
             "actor_rollout_ref.actor.fsdp_config.model_dtype=fp32",
-            *(f"+actor_rollout_ref.actor.fsdp_config.mixed_precision.{part}_dtype=fp32" for part in ("param", "reduce", "buffer")),
+            *(
+                f"+actor_rollout_ref.actor.fsdp_config.mixed_precision.{part}_dtype=fp32"
+                for part in ("param", "reduce", "buffer")
+            ),
             "actor_rollout_ref.actor.fsdp_config.use_orig_params=true",
             "actor_rollout_ref.actor.optim.optimizer=SGD",
             "actor_rollout_ref.actor.optim.lr=0.05",
@@ -130,13 +136,11 @@ class _Workers:
             f"actor_rollout_ref.model.use_remove_padding={str(engine.remove_padding).lower()}",
             "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         ]
-        if not hasattr(self, "_composed"):
-            self._composed: dict[Engine, Any] = {}
-        if engine not in self._composed:
+        if engine not in self.composed:
             folder = str(Path(verl.__file__).parent / "trainer" / "config")
             with initialize_config_dir(config_dir=folder, version_base=None):
-                self._composed[engine] = compose("ppo_trainer", overrides)
-        config = self._composed[engine].copy()
+                self.composed[engine] = compose("ppo_trainer", overrides)
+        config = self.composed[engine].copy()
         node = config.actor_rollout_ref.actor
         with open_dict(node):
             for name, value in job.actor.items():
@@ -178,8 +182,11 @@ class _Workers:
         from verl.utils.config import omega_conf_to_dataclass
         from verl.workers import engine_workers
 
-        config = self.configuration(job.engine, job)
-        actor = omega_conf_to_dataclass(config.actor)
+        key = (job.engine, repr(job.actor), repr(job.spec))
+        if key not in self.configured:
+            config = self.configuration(job.engine, job)
+            self.configured[key] = config, omega_conf_to_dataclass(config.actor)
+        config, actor = self.configured[key]
         worker = self.worker(job.engine, config)
         gradients: list[dict[str, Any]] = []
         with self._functions(job.unhooked):
@@ -190,6 +197,9 @@ class _Workers:
                 "micro_batch_size_per_gpu": job.micro,
             }.items():
                 object.__setattr__(worker.engine_config, name, value)
+            for group in worker.engine.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] = job.learning_rate
+            worker.engine.lr_scheduler.base_lrs = [job.learning_rate]
             with _watched(worker.engine, gradients):
                 output = worker.train_mini_batch(_batch(job, actor, worker.world_size, worker.rank))
         return _answer(output, gradients) if worker.rank == 0 else None

@@ -10,8 +10,8 @@ import torch.multiprocessing
 
 from hooks.actor import Answer, Job, serve
 
-SECONDS = 120
-"""After this long without an answer a job counts as hung."""
+SECONDS = 300
+"""After this long without an answer a job counts as hung; starting takes a minute where others use the cores too."""
 
 
 class Pool:
@@ -68,7 +68,7 @@ class Pool:
             except (BrokenPipeError, OSError):
                 continue
         for process in self._processes:
-            process.join(timeout=10)
+            process.join(timeout=10 if self._ready else 0)
             if process.is_alive():
                 process.kill()
         self._folder.cleanup()

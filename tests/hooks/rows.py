@@ -50,7 +50,8 @@ def token_log_probs(model: Any, row: Row) -> tuple[Tensor, Tensor]:
 def draw(model: Any, *, count: int = 8, seed: int = 0) -> list[Row]:
     """Random rows of different lengths, some with tool tokens, with log-probs near the model's own.
 
-    Columns: old_log_probs (a little off pi), rollout_log_probs (further off), ref_log_prob, advantages (per row, both signs).
+    Columns: old_log_probs (a little off pi), rollout_log_probs (further off), ref_log_prob, advantages (per row, both
+    signs).
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -81,8 +82,12 @@ def draw(model: Any, *, count: int = 8, seed: int = 0) -> list[Row]:
     return rows
 
 
-def with_decision(rows: list[Row], *, seed: int = 1, weights: bool = True, rejected: tuple[int, ...] = (3,)) -> list[Row]:
-    """Rows with the columns that the trainer ships in decoupled mode: a random decision over tokens, and whole rows rejected."""
+def with_decision(
+    rows: list[Row], *, seed: int = 1, weights: bool = True, rejected: tuple[int, ...] = (3,)
+) -> list[Row]:
+    """Rows with the columns that the trainer ships in decoupled mode: a random decision over tokens, and whole rows
+    rejected.
+    """
     generator = torch.Generator().manual_seed(seed)
     decided: list[Row] = []
     for number, row in enumerate(rows):
@@ -100,9 +105,7 @@ def padding_row() -> Row:
     """What V1 appends to make a batch divisible: one response token that is masked out."""
     zero = torch.zeros(1)
     row = Row(torch.ones(5, dtype=torch.int64), torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-    return row.having(
-        old_log_probs=zero - 0.7, rollout_log_probs=zero, ref_log_prob=zero - 0.7, advantages=zero
-    )
+    return row.having(old_log_probs=zero - 0.7, rollout_log_probs=zero, ref_log_prob=zero - 0.7, advantages=zero)
 
 
 def queue_form(rows: list[Row]) -> dict[str, Tensor]:
@@ -125,7 +128,9 @@ def queue_form(rows: list[Row]) -> dict[str, Tensor]:
 
 
 def padded_form(rows: list[Row], *, fill: float = 0.0) -> dict[str, Tensor]:
-    """V0: prompts padded on the left, responses on the right, before verl's left_right_2_no_padding. `fill` stands in the padding."""
+    """V0: prompts padded on the left, responses on the right, before verl's left_right_2_no_padding. `fill` stands in
+    the padding.
+    """
 
     def right(tensor: Tensor, value: float = 0) -> Tensor:
         return torch.nn.functional.pad(tensor, (0, RESPONSE_WIDTH - len(tensor)), value=value)
@@ -154,7 +159,9 @@ def padded_form(rows: list[Row], *, fill: float = 0.0) -> dict[str, Tensor]:
 
 
 def split(rows: list[Row], *, ranks: int, mini_batches: int) -> list[list[Row]]:
-    """The rows of each rank, so that mini-batch i of all ranks together is rows [i * n, (i + 1) * n) for any number of ranks."""
+    """The rows of each rank, so that mini-batch i of all ranks together is rows [i * n, (i + 1) * n) for any number
+    of ranks.
+    """
     size = len(rows) // mini_batches
     share = size // ranks
     return [

@@ -11,7 +11,9 @@ VOCABULARY = 48
 
 
 def save(folder: Path) -> None:
-    """Writes configuration and random weights (seed 0). The initial range is wide, so that log-probs differ between tokens."""
+    """Writes configuration and random weights (seed 0). The initial range is wide, so that log-probs differ between
+    tokens.
+    """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
