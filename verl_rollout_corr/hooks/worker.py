@@ -1,21 +1,23 @@
 """The actor's loss, as the seams of `verl.workers.engine_workers` wrap it.
 
-Decoupled mode: the trainer's decision arrives as the column `rollout_corr_keep`. Bypass mode: the decision is taken here, from the
-current policy, at every micro-batch. Either way the rejected tokens are neutralised before verl's own loss runs: log-probs, advantages and
-entropies become constants whose terms are 0 and carry no gradient. The response mask stays as it is (`denominator: all`), or becomes keep
-together with the counts that the loss divides by (`denominator: kept`).
+Decoupled mode: the trainer's decision arrives as the column `rollout_corr_keep`. Bypass mode: the decision is taken
+here, from the current policy, at every micro-batch. Either way the rejected tokens are neutralised before verl's own
+loss runs: log-probs, advantages and entropies become constants whose terms are 0 and carry no gradient. The response
+mask stays as it is (`denominator: all`), or becomes keep together with the counts that the loss divides by
+(`denominator: kept`).
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
-from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_rollout_corr.correction import decide
 from verl_rollout_corr.errors import HookError
@@ -28,6 +30,8 @@ STALENESS = "rollout_corr_staleness"
 STEP = "rollout_corr_step"
 _KEPT_TOKENS = "rollout_corr_kept_tokens"
 _KEPT_SEQUENCES = "rollout_corr_kept_sequences"
+HORIZON = "rollout_corr_horizon"
+"""The longest response that the run allows, beside the columns: what `seq-mean-token-sum-norm` divides by."""
 
 LossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 
@@ -43,52 +47,76 @@ def _padded(data: TensorDict, names: tuple[str, ...]) -> dict[str, torch.Tensor]
     return {name: padded[name] for name in present}
 
 
-def _positions(log_probs: torch.Tensor, data: TensorDict) -> tuple[torch.Tensor, int]:
-    """For each (row, response position) the index into the flat model output, found with verl's own mapping."""
-    values = log_probs.values() if log_probs.is_nested else log_probs
-    index = torch.arange(values.shape[0], device=values.device)
-    flat = torch.nested.nested_tensor_from_jagged(index, log_probs.offsets()) if log_probs.is_nested else index
-    return no_padding_2_padding(flat, data), values.shape[0]
+@dataclass(frozen=True)
+class _Places:
+    """Where the response tokens stand in the flat model output, (B, T): `index`, meaningful where `inside` is set.
+
+    The output at a position predicts the token after it, so the responses are read one position to the left. verl's
+    no_padding_2_padding knows the same, but copies two lengths per row to the host.
+    """
+
+    index: torch.Tensor
+    inside: torch.Tensor
+
+    @classmethod
+    def of(cls, data: TensorDict, width: int) -> _Places:
+        prompts, responses = data["prompts"], data["responses"]
+        if prompts.is_nested:
+            before, length = prompts.offsets().diff(), responses.offsets().diff()
+        else:
+            attention = data["attention_mask"]
+            before = attention[:, : prompts.shape[1]].sum(dim=1)
+            length = attention[:, prompts.shape[1] :].sum(dim=1)
+        start = (before + length).cumsum(dim=0) - length - 1
+        position = torch.arange(width, device=start.device)
+        return cls(start[:, None] + position, position < length[:, None])
+
+    def read(self, output: torch.Tensor) -> torch.Tensor:
+        """(B, T): the output of each response token, 0 beyond the response."""
+        values = _flat(output)
+        index = torch.where(self.inside, self.index, torch.zeros_like(self.index))
+        read = values.index_select(0, index.flatten()).view(index.shape)
+        return torch.where(self.inside, read, torch.zeros_like(read))
+
+    def silence(self, output: torch.Tensor, silent: torch.Tensor) -> torch.Tensor:
+        """The output with 0, and no gradient, at the response tokens where `silent` (B, T) is set."""
+        values = _flat(output)
+        size = values.shape[0]
+        index = torch.where(self.inside & silent, self.index, torch.full_like(self.index, size))
+        flat = torch.zeros(size + 1, dtype=torch.bool, device=index.device).index_fill(0, index.flatten(), True)[:size]
+        quiet = torch.where(flat, torch.zeros_like(values), values)
+        return torch.nested.nested_tensor_from_jagged(quiet, output.offsets()) if output.is_nested else quiet
 
 
-def _silence(output: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:
-    """The model output with 0, and no gradient, where `rejected` (flat) is set."""
-    if not output.is_nested:
-        return torch.where(rejected, torch.zeros_like(output), output)
-    values = output.values()
-    return torch.nested.nested_tensor_from_jagged(
-        torch.where(rejected, torch.zeros_like(values), values), output.offsets()
-    )
+def _flat(output: torch.Tensor) -> torch.Tensor:
+    return output.values() if output.is_nested else output
 
 
 def neutralise(
-    model_output: dict[str, Any], data: TensorDict, columns: dict[str, torch.Tensor], keep: torch.Tensor
+    model_output: dict[str, Any], places: _Places, columns: dict[str, torch.Tensor], kept: torch.Tensor
 ) -> dict[str, Any]:
-    """Model output and columns in which a rejected response token contributes 0 to every term of the loss and to no gradient.
+    """Model output and columns in which a token that is not kept contributes 0 to every term and to no gradient.
 
-    With every log-prob of the token 0, ratio and divergences are those of equal policies; with advantage and entropy 0 so are the terms.
-    `columns` (padded, (B, T)) is changed in place; `keep` is (B, T) bool.
+    With every log-prob of the token 0, ratio and divergences are those of equal policies; with advantage and entropy 0
+    so are the terms. Tokens outside the response mask are silenced too: verl multiplies them by 0, which NaN and inf
+    survive.
+    `columns` (padded, (B, T)) is changed in place; `kept` is (B, T) bool.
     """
-    rejected = columns["response_mask"].bool() & ~keep
-    index, size = _positions(model_output["log_probs"], data)
-    flat = torch.zeros(size + 1, dtype=torch.bool, device=index.device)
-    flat.scatter_(0, torch.where(rejected, index, size).flatten(), True)
-    flat = flat[:size]
     quiet = dict(model_output)
-    quiet["log_probs"] = _silence(model_output["log_probs"], flat)
-    if model_output.get("entropy") is not None:
-        quiet["entropy"] = _silence(model_output["entropy"], flat)
+    for name in ("log_probs", "entropy"):
+        if model_output.get(name) is not None:
+            quiet[name] = places.silence(model_output[name], ~kept)
     for name in ("old_log_probs", "ref_log_prob", "advantages", "rollout_is_weights"):
         if name in columns:
-            columns[name] = torch.where(rejected, torch.zeros_like(columns[name]), columns[name])
+            columns[name] = torch.where(kept, columns[name], torch.zeros_like(columns[name]))
     return quiet
 
 
 def _decoupled_keep(columns: dict[str, torch.Tensor], spec: RolloutCorrConfig) -> torch.Tensor:
     if KEEP not in columns:
         raise HookError(
-            f"rollout_corr: the actor's batch has no column {KEEP}, so the trainer's process did not correct it: the plug-in is not "
-            "installed or not loaded there (VERL_USE_EXTERNAL_PLUGINS?), or this trainer is not supported"
+            f"rollout_corr: the actor's batch has no column {KEEP}, so the trainer's process did not correct it: the "
+            "plug-in is not installed or not loaded there (VERL_USE_EXTERNAL_PLUGINS?), or the trainer is not supported"
         )
     if spec.weights is not None and "rollout_is_weights" not in columns:
         raise HookError("rollout_corr: weights were asked for and the actor's batch has no column rollout_is_weights")
@@ -100,8 +128,8 @@ def _kept_counts(data: TensorDict) -> tuple[int, int]:
     sequences = tu.get_non_tensor_data(data=data, key=_KEPT_SEQUENCES, default=None)
     if tokens is None or sequences is None:
         raise HookError(
-            "rollout_corr: denominator: kept needs the kept tokens of the whole mini-batch, and this worker does not run "
-            "verl's TrainingWorker.train_batch; set rollout_corr.denominator=all"
+            "rollout_corr: denominator: kept needs the kept tokens of the whole mini-batch, and this worker does not "
+            "run verl's TrainingWorker.train_batch; set rollout_corr.denominator=all"
         )
     return tokens, sequences
 
@@ -117,15 +145,30 @@ def _with_columns(
     tokens = data["batch_num_tokens"]
     if spec.denominator is Denominator.KEPT:
         tokens, sequences = _kept_counts(data)
-        changed["response_mask"] = torch.where(keep, columns["response_mask"], torch.zeros_like(columns["response_mask"]))
+        mask = columns["response_mask"]
+        changed["response_mask"] = torch.where(keep, mask, torch.zeros_like(mask))
         tu.assign_non_tensor(changed, global_batch_size=max(sequences, 1))
     # A mini-batch without a token to count has numerators of exactly 0; 0/0 would make it NaN.
     tu.assign_non_tensor(changed, batch_num_tokens=max(tokens, 1) if tokens is not None else None)
     return changed
 
 
+def _needs_horizon(config: Any) -> bool:
+    return config.loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_scale_factor is None
+
+
+def _with_horizon(config: Any, data: TensorDict) -> Any:
+    """The actor's configuration with a constant to divide by: verl takes the longest response of the micro-batch."""
+    horizon = tu.get_non_tensor_data(data=data, key=HORIZON, default=None)
+    if horizon is None or not _needs_horizon(config):
+        return config
+    changed = copy.copy(config)
+    object.__setattr__(changed, "loss_scale_factor", horizon)  # verl freezes its configurations
+    return changed
+
+
 def wrap_ppo_loss(original: LossFunction) -> LossFunction:
-    """verl's actor loss with the correction in front of it; verl's own where no preset is on."""
+    """The actor's loss of verl with the correction in front of it; verl's own where no preset is on."""
 
     @functools.wraps(original)
     def ppo_loss(config: Any, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> Any:
@@ -145,11 +188,11 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             ),
         )
         mask = columns["response_mask"].bool()
+        places = _Places.of(data, mask.shape[1])
         sums = None
         if spec.mode is Mode.BYPASS:
-            log_prob = no_padding_2_padding(model_output["log_probs"].detach(), data)
             decision = decide(
-                log_prob,
+                places.read(model_output["log_probs"].detach()),
                 columns["old_log_probs"],
                 columns["response_mask"],
                 spec,
@@ -164,11 +207,15 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         else:
             keep = _decoupled_keep(columns, spec)
         given = dict(columns) if dumping.wanted(spec, data) else None
-        quiet = neutralise(model_output, data, columns, keep)
+        kept = mask & keep
+        quiet = neutralise(model_output, places, columns, kept)
         loss, metrics = original(
-            config=config, model_output=quiet, data=_with_columns(data, columns, keep, spec), dp_group=dp_group
+            config=_with_horizon(config, data),
+            model_output=quiet,
+            data=_with_columns(data, columns, keep, spec),
+            dp_group=dp_group,
         )
-        metrics[APPLIED_KEY] = Carried(_applied(mask, keep, columns.get("rollout_is_weights")))
+        metrics[APPLIED_KEY] = Carried(_applied(mask, kept, columns.get("rollout_is_weights")))
         if sums is not None:
             metrics[SUMS_KEY] = Carried(sums)
         if given is not None:
@@ -178,27 +225,42 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
     return ppo_loss
 
 
-def _applied(mask: torch.Tensor, keep: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    weight_sum = mask.sum() if weights is None else torch.where(mask, weights, torch.zeros_like(weights)).double().sum()
-    return torch.stack([mask.sum().double(), (keep & mask).sum().double(), weight_sum.double()])
+def _applied(mask: torch.Tensor, kept: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Response tokens, kept tokens, and the sum of the weights of kept tokens."""
+    weight_sum = kept.sum() if weights is None else torch.where(kept, weights, torch.zeros_like(weights)).double().sum()
+    return torch.stack([mask.sum().double(), kept.sum().double(), weight_sum.double()])
 
 
 def wrap_train_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Counts what `denominator: kept` divides by, over all ranks, once per mini-batch and outside the loss."""
+    """What a loss over a micro-batch cannot know: counts and lengths of the mini-batch over all ranks."""
 
     @functools.wraps(original)
     def train_batch(self: Any, data: TensorDict) -> Any:
         config = getattr(self.loss_fn, "keywords", {}).get("config")
         spec = spec_of(config) if config is not None else None
         if spec is not None and spec.denominator is Denominator.KEPT:
-            keep = _padded(data, (KEEP,)).get(KEEP)
-            if keep is None:
-                raise HookError(f"rollout_corr: denominator: kept and the actor's mini-batch has no column {KEEP}")
-            kept = keep.bool()
-            counts = torch.stack([kept.sum(), kept.any(dim=1).sum()]).to(self.device_name)
-            torch.distributed.all_reduce(counts, group=self.engine.get_data_parallel_group())
-            tokens, sequences = (int(count) for count in counts.tolist())
-            tu.assign_non_tensor(data, **{_KEPT_TOKENS: tokens, _KEPT_SEQUENCES: sequences})
+            _count_kept(self, data)
+        if spec is not None and _needs_horizon(config) and HORIZON not in data:
+            longest = _agreed(self, [_padded(data, ("response_mask",))["response_mask"].shape[1]], "MAX")
+            tu.assign_non_tensor(data, **{HORIZON: longest[0]})
         return original(self, data)
 
     return train_batch
+
+
+def _count_kept(worker: Any, data: TensorDict) -> None:
+    keep = _padded(data, (KEEP,)).get(KEEP)
+    if keep is None:
+        raise HookError(f"rollout_corr: denominator: kept and the actor's mini-batch has no column {KEEP}")
+    kept = keep.bool()
+    tokens, sequences = _agreed(worker, [int(kept.sum()), int(kept.any(dim=1).sum())], "SUM")
+    tu.assign_non_tensor(data, **{_KEPT_TOKENS: tokens, _KEPT_SEQUENCES: sequences})
+
+
+def _agreed(worker: Any, values: list[int], operation: str) -> list[int]:
+    """The sum or maximum of whole numbers over the data-parallel ranks."""
+    counts = torch.tensor(values, dtype=torch.int64, device=worker.device_name)
+    torch.distributed.all_reduce(
+        counts, op=getattr(torch.distributed.ReduceOp, operation), group=worker.engine.get_data_parallel_group()
+    )
+    return [int(count) for count in counts.tolist()]
