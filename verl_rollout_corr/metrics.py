@@ -237,9 +237,11 @@ def _rejection(totals: dict[str, float], maxima: dict[str, float], values: dict[
 def _weights(totals: dict[str, float], maxima: dict[str, float], values: dict[str, float]) -> None:
     count, square = totals["weight/n"], totals["weight/square"]
     off_one = _ratio(totals["weight/off_one"], count)
-    variance = _ratio(totals["weight/off_one_square"], count) - off_one**2
+    about_one = _ratio(totals["weight/off_one_square"], count)
+    # What the two moments round to is no variance, and would depend on how the batch was cut.
+    variance = about_one - off_one**2 if about_one - off_one**2 > 1e-14 * about_one else 0.0
     values["rollout_is_mean"] = _ratio(totals["weight/total"], count)
-    values["rollout_is_std"] = math.sqrt(max(variance, 0.0))
+    values["rollout_is_std"] = math.sqrt(variance)
     values["rollout_is_min"] = _extreme(-maxima["weight/negated_min"], count)
     values["rollout_is_max"] = _extreme(maxima["weight/max"], count)
     values["rollout_is_raw_mean"] = _ratio(totals["weight/raw"], count)
