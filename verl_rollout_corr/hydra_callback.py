@@ -7,7 +7,7 @@ the driver can know is done here alone: the names of the presets, and what `writ
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -28,18 +28,22 @@ class RunStart(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the job gets its copy of the configuration."""
-        _check_or_exit(config)
+        _or_exit(lambda: check_start(config))
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Before Hydra writes the values of a sweep anew, job by job, from the numbers that it read."""
+        _or_exit(lambda: written.check_overrides(config.hydra.overrides.task))
 
     def on_job_start(self, config: DictConfig, *, task_function: Any, **kwargs: Any) -> None:
         """For the jobs of a sweep, which start without a run. Their copy is made: the names do not reach it."""
         if config.hydra.mode == RunMode.MULTIRUN:
-            _check_or_exit(config)
+            _or_exit(lambda: check_start(config))
 
 
-def _check_or_exit(config: DictConfig) -> None:
+def _or_exit(check: Callable[[], None]) -> None:
     """Exit with one message if the run cannot be corrected as asked: Hydra only warns of other exceptions."""
     try:
-        check_start(config)
+        check()
     except RolloutCorrError as error:
         sys.exit(f"rollout_corr: {error}")
 

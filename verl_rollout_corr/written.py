@@ -22,6 +22,7 @@ from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.node import two_bounds, two_bounds_instead
 
 _OVERRIDE = re.compile(r"\+{0,2}(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
+_SWEPT = re.compile(r"[,()\s]+")
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _IN_BRACES = re.compile(r"(?P<key>\w+)\s*:\s*(?P<value>[^\s,{}\[\]]+)")
 
@@ -41,11 +42,11 @@ def check_overrides(overrides: Iterable[str]) -> None:
         if match is None:
             continue
         key, value = match["key"], match["value"].strip()
-        pairs = [(key, value.strip("'\""))]
+        pairs = [(key, text) for text in _SWEPT.split(value)]
         if value.startswith("{"):
             pairs = [(f"{key}.{inner['key']}", inner["value"]) for inner in _IN_BRACES.finditer(value)]
         for inner_key, text in pairs:
-            _refuse_two_bounds(inner_key, text, "on the command line")
+            _refuse_two_bounds(inner_key, text.strip("'\""), "on the command line")
 
 
 def check_documents(documents: Iterable[Document]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf, open_dict
 
 from verl_rollout_corr import hydra_callback
@@ -127,6 +129,59 @@ def test_the_jobs_of_a_sweep_are_checked_when_they_start(composed: Any, mode: st
             RunStart().on_job_start(config, task_function=None)
     else:
         RunStart().on_job_start(config, task_function=None)  # on_run_start has checked it
+
+
+def test_two_bounds_in_a_sweep(composed: Any) -> None:
+    config = composed("+rollout_corr=k3_rs")
+    config.hydra.overrides.task.append("rollout_corr.reject.seq_mean_k3.upper=0.1,0.5_5")
+    with pytest.raises(SystemExit, match=r"seq_mean_k3\.upper is 0\.5_5 on the command line"):
+        RunStart().on_multirun_start(config)
+
+
+@pytest.fixture
+def own_application(hook: list[object]) -> Iterator[Any]:
+    """Composes `run.yaml` of a directory, as an application of one's own does, beside what the other tests opened."""
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+
+    def composed(directory: Path, *overrides: str) -> Any:
+        with initialize_config_dir(str(directory), version_base=None):
+            config = compose("run", list(overrides), return_hydra_config=True)
+            check_start(config)
+        return config
+
+    yield composed
+    GlobalHydra.instance().hydra = running
+
+
+OWN = """
+defaults: [ppo_trainer, {body}, _self_]
+rollout_corr: {{weights: {{upper: 3}}}}
+actor_rollout_ref: {{actor: {{policy_loss: {{loss_mode: gspo}}}}}}
+"""
+
+
+@pytest.mark.parametrize("body", ["rollout_corr: k3_rs_token_is", "rollout_corr: [k3_rs, token_is]"])
+def test_presets_in_a_configuration_of_ones_own(own_application: Any, tmp_path: Path, body: str) -> None:
+    """Its values come after the presets', and its policy loss is not hidden."""
+    (tmp_path / "run.yaml").write_text(OWN.format(body=body))
+    config = own_application(tmp_path)
+    assert parse_node(config) == load_preset("k3_rs_token_is", ["weights.upper=3"])
+    assert list(config.rollout_corr.presets) == body.partition(": ")[2].strip("[]").split(", ")
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "gspo"
+
+
+def test_two_bounds_in_a_configuration_of_ones_own(own_application: Any, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(OWN.format(body="rollout_corr: token_is").replace("upper: 3", "upper: 0.5_5"))
+    with pytest.raises(ConfigError, match=r"rollout_corr\.weights\.upper is 0\.5_5 in run\.yaml"):
+        own_application(tmp_path)
+
+
+def test_a_loss_in_a_configuration_of_ones_own_that_the_preset_would_hide(own_application: Any, tmp_path: Path) -> None:
+    text = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref: {actor: {policy_loss: {loss_mode: gspo}}}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"loss_mode is 'gspo' in run\.yaml"):
+        own_application(tmp_path, "+rollout_corr=k3_rs")
 
 
 def test_a_complete_node_may_be_completed_again(composed: Any) -> None:
