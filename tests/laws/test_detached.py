@@ -25,7 +25,7 @@ def test_nothing_has_a_graph(seed: int, level: str) -> None:
     batch = random_batch(rng, rows=3, width=8)
     config = random_config(rng) | {"weights": random_weights(rng, level)}
     plain = correct(batch.train, batch.rollout, batch.mask, config, **batch.optional)
-    train = batch.train.float().requires_grad_()
+    train = batch.train.detach().clone().requires_grad_()
     for found in (
         correct(train, batch.rollout, batch.mask, config, **batch.optional),
         decide(

@@ -30,7 +30,7 @@ def assert_same_metrics(a: dict[str, float], b: dict[str, float]) -> None:
     """Equal but for the order of a sum. A deviation is the root of a difference of moments: less exact."""
     assert a.keys() == b.keys()
     for name, value in a.items():
-        loose = 1e-7 * max(1.0, a.get("rollout_corr/rollout_is_max", 1.0)) if name.endswith("std") else 1e-12
+        loose = 1e-9 * max(1.0, a.get("rollout_corr/rollout_is_max", 1.0)) if name.endswith("std") else 1e-12
         assert math.isclose(b[name], value, rel_tol=1e-9, abs_tol=loose), (name, value, b[name])
 
 
