@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.criteria import Verdict, judge
-from verl_rollout_corr.grammar import Bounds, RolloutCorrConfig
+from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.log_ratio import TokenLogProbs, ratio, token_log_probs
 from verl_rollout_corr.scopes import seq_units
 from verl_rollout_corr.statistics import absolute, k3, tv
@@ -79,8 +79,7 @@ def collect(outcome: Outcome, config: RolloutCorrConfig) -> Sums:
     for criterion, verdict in zip(config.reject, outcome.verdicts, strict=True):
         _criterion(f"criterion/{criterion.name}", verdict, outcome.tokens.mask, totals, maxima)
     if outcome.weights is not None:
-        assert config.weights is not None
-        _weights(outcome.weights, config.weights.bounds, totals, maxima)
+        _weights(outcome.weights, totals, maxima)
     return Sums.of(totals, maxima)
 
 
@@ -183,6 +182,7 @@ def _bins(outcome: Outcome, totals: dict[str, Tensor]) -> None:
         "n": mask.double(),
         "finite": tokens.finite.double(),
         "kl": torch.where(tokens.finite, -tokens.log_ratio, zeros),
+        "abs": torch.where(tokens.finite, tokens.log_ratio.abs(), zeros),
         "k3": torch.where(mask, k3(tokens), zeros),
         "tv": torch.where(mask, tv(tokens), zeros),
     }
@@ -215,7 +215,7 @@ def _criterion(name: str, verdict: Verdict, mask: Tensor, totals: dict[str, Tens
     maxima[f"{name}/negated_min"] = _maximum(-value, exists)
 
 
-def _weights(weights: AppliedWeights, bounds: Bounds, totals: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
+def _weights(weights: AppliedWeights, totals: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
     exists = weights.units.exists[:, :-1]
     raw, applied = weights.raw[:, :-1], weights.applied[:, :-1]
     totals["weight/n"] = _count(exists)
@@ -224,9 +224,8 @@ def _weights(weights: AppliedWeights, bounds: Bounds, totals: dict[str, Tensor],
     totals["weight/off_one"] = _total(applied - 1, exists)
     totals["weight/off_one_square"] = _total((applied - 1).square(), exists)
     totals["weight/raw"] = _total(raw, exists)
-    never = torch.zeros_like(exists)
-    totals["weight/high"] = _count(exists & (raw > bounds.upper if bounds.upper is not None else never))
-    totals["weight/low"] = _count(exists & (raw < bounds.lower if bounds.lower is not None else never))
+    totals["weight/high"] = _count(exists & weights.high[:, :-1])
+    totals["weight/low"] = _count(exists & weights.low[:, :-1])
     maxima["weight/max"] = _maximum(applied, exists)
     maxima["weight/negated_min"] = _maximum(-applied, exists)
     maxima["weight/raw_max"] = _maximum(raw, exists)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verl_rollout_corr.grammar import Agg, Bounds, Criterion, Scope, Stat, When
-from verl_rollout_corr.log_ratio import TokenLogProbs, ratio
+from verl_rollout_corr.grammar import Agg, Criterion, Scope, Stat, When
+from verl_rollout_corr.log_ratio import TokenLogProbs, not_above, not_below, ratio
 from verl_rollout_corr.scopes import Units, aggregate, units_of
 from verl_rollout_corr.statistics import STATISTICS
 
@@ -35,13 +35,18 @@ def judge(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None
     statistic = STATISTICS[criterion.stat](tokens)
     units = units_of(criterion.scope, tokens.mask)
     if criterion.scope is Scope.BATCH:
-        passes = _trim(statistic, tokens.mask, criterion, advantages)
+        passes = _trim(statistic, tokens, criterion, advantages)
         value = aggregate(statistic, units, tokens.mask, None)
     else:
         value = aggregate(statistic, units, tokens.mask, criterion.agg)
-        inside = _within(value, criterion)
-        if criterion.stat is Stat.K1 and criterion.agg is Agg.MAX:
-            inside &= _all_above(statistic, units, tokens.mask, criterion.bounds)
+        lower, upper = _limits(criterion)
+        inside = not_above(value, upper, tokens.precision)
+        if criterion.agg is Agg.MAX:
+            # The maximum says nothing about the tokens below the lower bound: the veto looks at each.
+            low = tokens.mask & ~not_below(statistic, lower, tokens.precision)
+            inside &= units.total(low.to(torch.float64)) == 0
+        else:
+            inside &= not_below(value, lower, tokens.precision)
         if criterion.when is not None:
             assert advantages is not None  # checked at the door
             inside |= ~_may_reject(criterion.when, advantages, units, tokens.mask)
@@ -49,30 +54,15 @@ def judge(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None
     return Verdict(passes=passes, units=units, value=ratio(value) if criterion.stat is Stat.K1 else value)
 
 
-def _limits(criterion: Criterion) -> tuple[float, float]:
+def _limits(criterion: Criterion) -> tuple[float | None, float | None]:
     """The bounds in the statistic's own scale: of k1 they bound the ratio, so their logs are compared with l."""
-    lower, upper = criterion.bounds.lower, criterion.bounds.upper
-    if criterion.stat is Stat.K1:
-        return (
-            -math.inf if lower is None else math.log(lower),
-            math.inf if upper is None else math.log(upper),
-        )
-    return (-math.inf if lower is None else lower, math.inf if upper is None else upper)
-
-
-def _within(value: Tensor, criterion: Criterion) -> Tensor:
-    lower, upper = _limits(criterion)
-    if criterion.stat is Stat.K1 and criterion.agg is Agg.MAX:
-        lower = -math.inf  # the maximum says nothing about the tokens below the lower bound; _all_above does
-    return (value >= lower) & (value <= upper)
-
-
-def _all_above(log_ratio: Tensor, units: Units, mask: Tensor, bounds: Bounds) -> Tensor:
-    """(B, S) bool: no token of the unit is below the lower bound (the veto)."""
-    if bounds.lower is None:
-        return torch.ones_like(units.count, dtype=torch.bool)
-    below = mask & (log_ratio < math.log(bounds.lower))
-    return units.total(below.to(torch.float64)) == 0
+    bounds = criterion.bounds
+    if criterion.stat is not Stat.K1:
+        return bounds.lower, bounds.upper
+    return (
+        None if bounds.lower is None else math.log(bounds.lower),
+        None if bounds.upper is None else math.log(bounds.upper),
+    )
 
 
 def _may_reject(when: When, advantages: Tensor, units: Units, mask: Tensor) -> Tensor:
@@ -82,14 +72,13 @@ def _may_reject(when: When, advantages: Tensor, units: Units, mask: Tensor) -> T
     return mean < 0 if when is When.NEGATIVE_ADVANTAGE else mean > 0
 
 
-def _trim(statistic: Tensor, mask: Tensor, criterion: Criterion, advantages: Tensor | None) -> Tensor:
+def _trim(statistic: Tensor, tokens: TokenLogProbs, criterion: Criterion, advantages: Tensor | None) -> Tensor:
     """(B, T) bool: what is left after the largest statistics leave, until the mean of the rest is <= upper.
 
     The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. Ties leave in the order of row, then position. Tokens
     that `when` protects stay and count in the mean. Nothing stays if no token meets the bound.
     """
-    upper = _limits(criterion)[1]
-    judged = mask.flatten()
+    judged = tokens.mask.flatten()
     may_leave = judged
     if criterion.when is not None:
         assert advantages is not None
@@ -107,8 +96,8 @@ def _trim(statistic: Tensor, mask: Tensor, criterion: Criterion, advantages: Ten
     # Sums of what stays are taken from the small end: subtracting from the total would lose them beside a huge value.
     rest_sum = sorted_values.flip(0).cumsum(0).flip(0) + fixed_sum
     rest_count = leaving[order].flip(0).cumsum(0).flip(0) + fixed_count
-    fits = rest_sum <= upper * rest_count
+    fits = not_above(rest_sum / rest_count.clamp(min=1), _limits(criterion)[1], tokens.precision)
     # The first position from which the rest fits: everything before it leaves.
     leaves_sorted = fits.long().cumsum(0) == 0
     leaves = torch.zeros_like(judged).scatter(0, order, leaves_sorted) & leaving
-    return (~leaves).view_as(mask)
+    return (~leaves).view_as(tokens.mask)

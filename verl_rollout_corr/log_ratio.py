@@ -16,11 +16,15 @@ EXPONENT_LIMIT = 20.0
 
 @dataclass(frozen=True)
 class TokenLogProbs:
-    """The two log-probs of each sampled token, (B, T) float64; 0 outside `mask`, (B, T) bool."""
+    """The two log-probs of each sampled token, (B, T) float64; 0 outside `mask`, (B, T) bool.
+
+    `precision`: what the inputs could hold, float64 or float32 (also for narrower ones). Bounds are compared in it.
+    """
 
     train: Tensor
     rollout: Tensor
     mask: Tensor
+    precision: torch.dtype = torch.float64
 
     @property
     def log_ratio(self) -> Tensor:
@@ -36,11 +40,30 @@ class TokenLogProbs:
 def token_log_probs(train_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> TokenLogProbs:
     """Both log-probs widened to float64 before anything is subtracted, detached, and 0 outside `mask` ((B, T) bool)."""
     zero = torch.zeros((), dtype=torch.float64, device=mask.device)
+    exact = train_log_probs.dtype is torch.float64 and rollout_log_probs.dtype is torch.float64
     return TokenLogProbs(
         train=torch.where(mask, train_log_probs.detach().double(), zero),
         rollout=torch.where(mask, rollout_log_probs.detach().double(), zero),
         mask=mask,
+        precision=torch.float64 if exact else torch.float32,
     )
+
+
+def not_below(values: Tensor, lower: float | None, precision: torch.dtype) -> Tensor:
+    """Where values >= lower, compared in `precision`; everywhere if `lower` is None.
+
+    Bounds are inclusive for whoever writes 0.5 and feeds float32: its log 0.5 is below float64's by a rounding.
+    """
+    if lower is None:
+        return torch.ones_like(values, dtype=torch.bool)
+    return values.to(precision) >= lower  # torch rounds the number to the tensor's format
+
+
+def not_above(values: Tensor, upper: float | None, precision: torch.dtype) -> Tensor:
+    """Where values <= upper, compared in `precision`; everywhere if `upper` is None."""
+    if upper is None:
+        return torch.ones_like(values, dtype=torch.bool)
+    return values.to(precision) <= upper
 
 
 def ratio(exponent: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from verl_rollout_corr.collection import POSITION_BINS, PROBABILITY_BINS, PROBAB
 from verl_rollout_corr.sums import Sums
 
 PREFIX = "rollout_corr/"
+"""What the name of every metric starts with."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,9 @@ METRICS: tuple[MetricInfo, ...] = (
     ),
     MetricInfo("{bin}/kl", "kl within the bin", "(-inf, inf)", "by_prob, by_position and by_staleness"),
     MetricInfo("{bin}/k3_kl", "k3_kl within the bin", "[0, inf]", ""),
+    MetricInfo(
+        "{bin}/abs_log_ratio", "mean of |l| within the bin", "[0, inf)", "errors of both signs, no cancellation"
+    ),
     MetricInfo("{bin}/prob_diff", "mean |pi_train - mu| within the bin", "[0, 1]", ""),
     MetricInfo(
         "noise_floor_k3_kl", "k3_kl of the rows with lag 0", "[0, inf]", "what the engine alone does, at equal weights"
@@ -257,5 +261,6 @@ def _bin(metric: str, group: str, totals: dict[str, float], values: dict[str, fl
     count = totals[f"{group}/n"]
     values[f"{metric}/fraction"] = _ratio(count, totals["token/n"])
     values[f"{metric}/kl"] = _ratio(totals[f"{group}/kl"], totals[f"{group}/finite"])
+    values[f"{metric}/abs_log_ratio"] = _ratio(totals[f"{group}/abs"], totals[f"{group}/finite"])
     values[f"{metric}/k3_kl"] = _ratio(totals[f"{group}/k3"], count)
     values[f"{metric}/prob_diff"] = _ratio(totals[f"{group}/tv"], count)

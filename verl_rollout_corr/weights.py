@@ -13,17 +13,22 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.grammar import LEVELS, Agg, Bounds, Level, Outside, Scope, Weights
-from verl_rollout_corr.log_ratio import TokenLogProbs, ratio
+from verl_rollout_corr.log_ratio import TokenLogProbs, not_above, not_below, ratio
 from verl_rollout_corr.scopes import Units, aggregate, units_of
 
 
 @dataclass(frozen=True)
 class AppliedWeights:
-    """Weights of `units`, (B, S) float64: `raw` before and `applied` after bounds and normalisation."""
+    """Weights of `units`, (B, S) float64: `raw` before and `applied` after bounds and normalisation.
+
+    `high` and `low` (B, S) bool: raw weights beyond each bound.
+    """
 
     units: Units
     raw: Tensor
     applied: Tensor
+    high: Tensor
+    low: Tensor
 
     def per_token(self, mask: Tensor) -> Tensor:
         """(B, T) float32: each response token the weight of its unit, 0 elsewhere."""
@@ -56,28 +61,29 @@ def _prefix_sum(tokens: TokenLogProbs) -> Tensor:
     return torch.where(impossible.long().cumsum(dim=1) > 0, torch.full_like(total, -torch.inf), total)
 
 
-def bounded(weights: Tensor, bounds: Bounds, outside: Outside) -> Tensor:
-    """truncate: min(max(w, lower), upper) (TIS). mask: w inside [lower, upper], 0 outside (IcePop, MIS)."""
-    if outside is Outside.TRUNCATE:
-        if bounds.lower is None and bounds.upper is None:
-            return weights
-        return weights.clamp(min=bounds.lower, max=bounds.upper)
-    inside = torch.ones_like(weights, dtype=torch.bool)
-    if bounds.lower is not None:
-        inside &= weights >= bounds.lower
-    if bounds.upper is not None:
-        inside &= weights <= bounds.upper
-    return torch.where(inside, weights, torch.zeros_like(weights))
+def truncated(weights: Tensor, bounds: Bounds) -> Tensor:
+    """min(max(w, lower), upper): truncated importance sampling (TIS)."""
+    if bounds.lower is None and bounds.upper is None:
+        return weights
+    return weights.clamp(min=bounds.lower, max=bounds.upper)
 
 
 def weigh(spec: Weights, tokens: TokenLogProbs, keep: Tensor) -> AppliedWeights:
-    """The weights of a padded batch. `keep` (B, T) bool is what rejection left: only `normalize: batch` looks at it."""
+    """The weights of a padded batch: truncated at the bounds, or masked to 0 outside them (IcePop, MIS).
+
+    `keep` (B, T) bool is what rejection left: only `normalize: batch` looks at it.
+    """
     units, exponent = raw_exponent(spec.level, tokens)
     raw = ratio(exponent)
-    applied = bounded(raw, spec.bounds, spec.outside)
+    high = ~not_above(raw, spec.bounds.upper, tokens.precision)
+    low = ~not_below(raw, spec.bounds.lower, tokens.precision)
+    if spec.outside is Outside.MASK:
+        applied = torch.where(high | low, torch.zeros_like(raw), raw)
+    else:
+        applied = truncated(raw, spec.bounds)
     if spec.normalize is not None:
         applied = _normalised(applied, units, keep, spec.bounds.upper)
-    return AppliedWeights(units=units, raw=raw, applied=applied)
+    return AppliedWeights(units=units, raw=raw, applied=applied, high=high, low=low)
 
 
 def _normalised(applied: Tensor, units: Units, keep: Tensor, upper: float | None) -> Tensor:
