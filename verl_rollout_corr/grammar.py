@@ -130,6 +130,7 @@ class LevelInfo:
     unit: Scope
     known_as: str
     source: str
+    unbiased_for: str  # f with E_mu[w f] = E_pi[f], without bounds
     use: str
 
 
@@ -177,47 +178,60 @@ STATS: dict[Stat, StatInfo] = {
         "the Bernoulli divergence of the sampled token, both directions",
     ),
 }
+"""Every statistic."""
 
 LEVELS: dict[Level, LevelInfo] = {
     Level.TOKEN: LevelInfo(
         "r_t",
         Scope.TOKEN,
         "token TIS, IcePop",
-        "Yao et al. (2025), Your efficient RL framework secretly brings you off-policy RL training; IcePop, arXiv 2510.18855",
-        "low variance; biased for the policy gradient beyond one step",
+        "Yao et al. (2025), Your efficient RL framework secretly brings you off-policy RL training; "
+        "IcePop, arXiv 2510.18855",
+        "f of one token given its context, contexts as mu meets them; any f if T = 1",
+        "low variance at any length, at the price of a bias that grows with length and mismatch",
     ),
     Level.TURN_SUM: LevelInfo(
-        "product of r over the token's turn", Scope.TURN, "segment IS", "ROLL (segment)", "several turns per row"
+        "product of r over the token's turn",
+        Scope.TURN,
+        "segment IS",
+        "ROLL (segment)",
+        "f of one turn given what came before it, as mu meets it; any f if there is one turn",
+        "several turns per row, each short",
     ),
     Level.TURN_MEAN: LevelInfo(
         "geometric mean of r over the token's turn",
         Scope.TURN,
         "segment IS",
         "ROLL (segment)",
-        "several turns per row, of different lengths",
+        "nothing, but for turns of one token",
+        "several turns per row, long or of different lengths",
     ),
     Level.SEQ_SUM: LevelInfo(
         "product of r over the sequence",
         Scope.SEQ,
         "sequence TIS, MIS",
         "Li et al. (2025), rl-collapse parts 2 and 3",
-        "unbiased when unbounded; the variance grows exponentially with length",
+        "any f of the sequence",
+        "short responses or a small mismatch: the variance grows exponentially with length",
     ),
     Level.SEQ_MEAN: LevelInfo(
         "geometric mean of r over the sequence",
         Scope.SEQ,
         "geometric IS, GSPO's ratio",
         "GSPO, arXiv 2507.18071; slime mis.py",
-        "does not shrink with length; biased",
+        "nothing, but for T = 1",
+        "one weight per sequence that does not shrink with length",
     ),
     Level.PREFIX_SUM: LevelInfo(
         "product of r_j for the response tokens j <= t of the row",
         Scope.TOKEN,
         "per-decision IS",
         "Precup, Sutton, Singh (2000), Eligibility Traces for Off-Policy Policy Evaluation",
-        "unbiased when unbounded for rewards that come as the tokens do",
+        "f_t of the tokens up to t, as rewards and action values are; not a reward that later tokens decide",
+        "a critic, or rewards that come as the tokens do; the last token's variance is that of the sequence",
     ),
 }
+"""Every weight level."""
 
 
 @dataclass(frozen=True)

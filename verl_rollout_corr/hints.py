@@ -21,6 +21,7 @@ KEYS: dict[str, str] = {
     "cap": "upper",
     "veto": "reject: {seq_max_k1: {lower: 1e-4}}",
 }
+"""Keys of the node."""
 
 LEVELS: dict[str, str] = {
     "sequence": "seq_sum",
@@ -33,6 +34,7 @@ LEVELS: dict[str, str] = {
     "none": "null",
     "off": "null",
 }
+"""Words of `weights.level`."""
 
 CRITERIA: dict[str, str] = {
     "token": "token_k1",
@@ -50,6 +52,7 @@ CRITERIA: dict[str, str] = {
     "rollout_is": "seq_sum_k1",
     "rollout_rs": "seq_sum_k1",
 }
+"""Names of criteria."""
 
 WORDS: dict[str, str] = {
     "clip": "truncate",
@@ -66,3 +69,4 @@ WORDS: dict[str, str] = {
     "raise": "error",
     "drop": "reject",
 }
+"""All other words."""

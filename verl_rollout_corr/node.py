@@ -14,6 +14,7 @@ from verl_rollout_corr import hints
 from verl_rollout_corr.errors import ConfigError
 
 Word = TypeVar("Word", bound=Enum)
+"""An enum of the grammar."""
 
 _TWO_BOUNDS = re.compile(r"[+-]?[0-9][0-9.eE+-]*_[0-9][0-9._eE+-]*")
 _A_BOUND = "a bound is a number. Write a number above 0, as in {key}: 2.0, or null to leave it open."

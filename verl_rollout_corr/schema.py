@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import MISSING
 
 SCHEMA_NAME = "rollout_corr_schema"
+"""The name of `RolloutCorrNode` in Hydra's ConfigStore."""
 
 
 @dataclass

@@ -14,6 +14,7 @@ from verl_rollout_corr.grammar import Stat
 from verl_rollout_corr.log_ratio import EXPONENT_LIMIT, TokenLogProbs
 
 Statistic = Callable[[TokenLogProbs], Tensor]
+"""From the log-probs of a padded batch to (B, T)."""
 
 _SERIES_BELOW = 1e-2
 _K3_SERIES = (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)  # of e^x - 1 - x, from x^2 on
