@@ -1,6 +1,7 @@
 """The seams around verl's advantages: they see the mask without holes, and `baseline: kept` chooses who votes.
 
-Our configuration reaches these functions inside verl's own `algorithm.rollout_correction`, which verl hands to both of them.
+Our configuration reaches these functions inside verl's own `algorithm.rollout_correction`, which verl hands to both
+of them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ GROUPED_ESTIMATORS = frozenset(
         "opo",
         "reinforce_plus_plus_baseline",
         "gdpo",
+        "optimal_token_baseline",
+        "tir_optimal_token_baseline",
     }
 )
-"""verl's estimators whose baseline is a statistic of the other rows of the prompt; the others have no group in which a row could vote."""
+"""verl's estimators whose baseline is a statistic of the other rows of the prompt; the others have no group in which
+a row could vote.
+"""
 
 
 def spec_in(rollout_correction: Any) -> RolloutCorrConfig | None:
@@ -47,7 +52,9 @@ def spec_of_run(config: Any) -> RolloutCorrConfig | None:
 
 
 def kept_rows(batch: DataProto, spec: RolloutCorrConfig) -> torch.Tensor:
-    """(B,) bool: rows with a kept token, decided without advantages (the parser refuses `when` beside `baseline: kept`)."""
+    """(B,) bool: rows with a kept token, decided without advantages (the parser refuses `when` beside `baseline:
+    kept`).
+    """
     columns = batch.batch
     result = correct(
         columns["old_log_probs"],
@@ -61,7 +68,9 @@ def kept_rows(batch: DataProto, spec: RolloutCorrConfig) -> torch.Tensor:
 
 
 def wrap_verl_correction(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's correction where no preset is on; else nothing but the rows that may vote, if `baseline: kept` asks for them."""
+    """Verl's correction where no preset is on; else nothing but the rows that may vote, if `baseline: kept` asks for
+    them.
+    """
 
     @functools.wraps(original)
     def compute_rollout_correction_and_add_to_batch(batch: DataProto, rollout_corr_config: Any) -> Any:
@@ -116,47 +125,43 @@ def wrap_multi_trajectory_advantage(original: Callable[..., Any]) -> Callable[..
 
 
 def wrap_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """verl's advantage estimators over the rows that may vote; the other rows get advantage 0, and so does the only voter of a group."""
+    """The estimators of verl over the rows that may vote; the other rows, and the only voter of a group, get 0."""
 
     @functools.wraps(original)
     def compute_advantage(data: DataProto, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
         if ROW_KEPT not in data.batch:
             return original(data, adv_estimator, *args, **kwargs)
         votes = data.batch.pop(ROW_KEPT)
-        if str(getattr(adv_estimator, "value", adv_estimator)) not in GROUPED_ESTIMATORS or bool(votes.all()):
-            result = original(data, adv_estimator, *args, **kwargs)
-            voters = votes
-        else:
-            result, voters = _over_voters(original, data, votes, adv_estimator, args, kwargs), votes
-        if str(getattr(adv_estimator, "value", adv_estimator)) in GROUPED_ESTIMATORS:
-            _silence_lone_voters(result, voters)
-        return result
+        if str(getattr(adv_estimator, "value", adv_estimator)) not in GROUPED_ESTIMATORS:
+            return original(data, adv_estimator, *args, **kwargs)
+        compared = votes & _has_peer(votes, data.non_tensor_batch["uid"])
+        if bool(compared.all()):
+            return original(data, adv_estimator, *args, **kwargs)
+        return _over_rows(compared, original, data, adv_estimator, args, kwargs)
 
     return compute_advantage
 
 
-def _over_voters(
-    original: Callable[..., Any], data: DataProto, votes: torch.Tensor, adv_estimator: Any, args: Any, kwargs: Any
+def _has_peer(votes: torch.Tensor, uid: Any) -> torch.Tensor:
+    """(B,) bool: another row of the group votes too. A lone voter cannot be compared: verl would hand it its raw
+    score.
+    """
+    _, inverse = np.unique(np.asarray(uid).astype(str), return_inverse=True)
+    group = torch.as_tensor(inverse, dtype=torch.int64, device=votes.device)
+    return (torch.bincount(group, weights=votes.double())[group] - votes.double()) > 0
+
+
+def _over_rows(
+    rows: torch.Tensor, original: Callable[..., Any], data: DataProto, adv_estimator: Any, args: Any, kwargs: Any
 ) -> DataProto:
-    shape = data.batch["response_mask"].shape
-    like = data.batch["token_level_rewards"]
-    advantages = torch.zeros(shape, dtype=like.dtype, device=like.device)
-    returns = torch.zeros_like(advantages)
-    index = votes.nonzero().flatten()
-    if len(index):
-        voted = original(data.select_idxs(index), adv_estimator, *args, **kwargs)
-        advantages[index] = voted.batch["advantages"].to(advantages.dtype)
-        returns[index] = voted.batch["returns"].to(returns.dtype)
-    data.batch["advantages"] = advantages
-    data.batch["returns"] = returns
+    """Advantages and returns of these rows among themselves, 0 in the others."""
+    mask = data.batch["response_mask"]
+    found = {name: torch.zeros_like(data.batch["token_level_rewards"]) for name in ("advantages", "returns")}
+    index = rows.nonzero().flatten()
+    if int(mask[index].sum()) > 1:  # estimators that whiten the batch raise on fewer tokens
+        chosen = original(data.select_idxs(index), adv_estimator, *args, **kwargs)
+        for name, column in found.items():
+            column[index] = chosen.batch[name].to(column.dtype)
+    for name, column in found.items():
+        data.batch[name] = column
     return data
-
-
-def _silence_lone_voters(result: DataProto, votes: torch.Tensor) -> None:
-    """One kept row has no peer to be compared with: verl's estimators would hand it its raw score as advantage."""
-    uid = np.asarray(result.non_tensor_batch["uid"])
-    names, inverse = np.unique(uid.astype(str), return_inverse=True)
-    counts = np.bincount(inverse, weights=votes.cpu().numpy().astype(float), minlength=len(names))
-    lone = torch.as_tensor(counts[inverse] == 1, device=votes.device) & votes
-    for name in ("advantages", "returns"):
-        result.batch[name] = torch.where(lone[:, None], torch.zeros_like(result.batch[name]), result.batch[name])
