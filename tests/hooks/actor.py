@@ -56,6 +56,7 @@ class Answer:
     gradients: list[dict[str, Any]]
     metrics: dict[str, Any]  # as verl's reduce_metrics leaves them
     raw: dict[str, Any]  # ours before that: what RayPPOTrainer sees
+    hooked: bool  # whether the seams of the worker were in force
 
 
 def serve(rank: int, ranks: int, store: str, model: str, pipe: Any) -> None:
@@ -143,8 +144,7 @@ class _Workers:
         config = self.composed[engine].copy()
         node = config.actor_rollout_ref.actor
         with open_dict(node):
-            for name, value in job.actor.items():
-                node[name] = value
+            node.merge_with(job.actor)
             if job.spec is not None:
                 _add_node(node, job.spec)
         return config.actor_rollout_ref
@@ -202,7 +202,8 @@ class _Workers:
             worker.engine.lr_scheduler.base_lrs = [job.learning_rate]
             with _watched(worker.engine, gradients):
                 output = worker.train_mini_batch(_batch(job, actor, worker.world_size, worker.rank))
-        return _answer(output, gradients) if worker.rank == 0 else None
+            hooked = _seams_in_force()
+        return _answer(output, gradients, hooked) if worker.rank == 0 else None
 
     @contextmanager
     def _functions(self, unhooked: bool) -> Any:
@@ -238,6 +239,12 @@ def _local(parameter: Any) -> Any:
     from torch.distributed.tensor import DTensor
 
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
+
+
+def _seams_in_force() -> bool:
+    from verl_rollout_corr.hooks import compat
+
+    return all(compat.applied(seam) for seam in compat.SEAMS if seam.module == "verl.workers.engine_workers")
 
 
 @contextmanager
@@ -306,11 +313,11 @@ def _batch(job: Job, actor: Any, ranks: int, rank: int) -> Any:
     return data
 
 
-def _answer(output: Any, gradients: list[dict[str, Any]]) -> Answer:
+def _answer(output: Any, gradients: list[dict[str, Any]], hooked: bool) -> Answer:
     from verl.utils import tensordict_utils as tu
     from verl.utils.metric.utils import reduce_metrics
     from verl.utils.py_functional import rename_dict
 
     metrics = rename_dict(tu.get(output, "metrics"), "actor/")
     raw = {name: value for name, value in metrics.items() if "rollout_corr" in name}
-    return Answer(gradients, reduce_metrics(dict(metrics)), raw)
+    return Answer(gradients, reduce_metrics(dict(metrics)), raw, hooked)

@@ -17,7 +17,9 @@ RESPONSE_WIDTH = 12
 
 @dataclass(frozen=True)
 class Row:
-    """One sample. All but `prompt` (P,) are (T,) over the response, tool tokens included."""
+    """One sample. `prompt` is (P,), the others (T,) over the response, tool tokens included; a column may be one
+    value.
+    """
 
     prompt: Tensor
     response: Tensor
@@ -112,6 +114,8 @@ def queue_form(rows: list[Row]) -> dict[str, Tensor]:
     """V1: jagged columns, as the TransferQueue delivers them."""
 
     def jagged(tensors: list[Tensor]) -> Tensor:
+        if tensors[0].dim() == 0:  # one value per row
+            return torch.stack(tensors)
         return torch.nested.as_nested_tensor(tensors, layout=torch.jagged)
 
     masks = [row.mask for row in rows]
@@ -133,6 +137,8 @@ def padded_form(rows: list[Row], *, fill: float = 0.0) -> dict[str, Tensor]:
     """
 
     def right(tensor: Tensor, value: float = 0) -> Tensor:
+        if tensor.dim() == 0:
+            return tensor
         return torch.nn.functional.pad(tensor, (0, RESPONSE_WIDTH - len(tensor)), value=value)
 
     def left(tensor: Tensor) -> Tensor:
