@@ -80,6 +80,8 @@ def _bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """
     log_ratio = log_p - log_q
     p, q, not_q = torch.exp(log_p), torch.exp(log_q), -torch.expm1(log_q)
+    # A log-prob of -1e-311 is not certainty, but dividing by its 1 - q would overflow.
+    not_q = torch.where(not_q == 0, not_q, not_q.clamp(min=1e-300))
     # Near p = q from expm1, which does not cancel; far from it directly, since e^l would overflow for a tiny q.
     far = log_ratio > 1
     near_ratio = log_ratio.clamp(max=1.0)
