@@ -1,0 +1,198 @@
+"""A checkpoint engine over gloo: how the asynchronous trainers hand weights to standalone rollout servers without GPUs.
+
+verl's own backends need CUDA, an NPU or RDMA, and its asynchronous trainers refuse the backend `naive`. Importing this
+module registers the backend `gloo`; verl imports it where a run says
+
+    actor_rollout_ref.rollout.checkpoint_engine.backend=gloo
+    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=verl_rollout_corr.platform.checkpoint_engine
+
+A weight on another device is copied to the host first. On a CPU the import also makes verl's asynchronous trainers keep
+a real copy of pi_old (saved_weights.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import ray
+import torch
+from torch.distributed import ProcessGroupGloo, TCPStore
+from verl.checkpoint_engine.base import (
+    CheckpointEngine,
+    CheckpointEngineRegistry,
+    TensorMeta,
+    merge_weight_chunks,
+    split_weight_chunks,
+)
+
+from verl_rollout_corr.errors import HookError
+from verl_rollout_corr.platform import saved_weights
+
+saved_weights.SHIM.install()
+
+ALIGNMENT = 16
+"""Bytes: each tensor starts at a multiple of it in a bucket, since a view as another dtype must be aligned."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the sender's store listens."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What one broadcast holds: its length in bytes, where each chunk lies, and whether it is the last one."""
+
+    length: int
+    chunks: tuple[TensorMeta, ...]
+    last: bool
+
+
+def _on_host(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, weight in weights:
+        yield name, weight.detach().cpu().contiguous()
+
+
+@CheckpointEngineRegistry.register("gloo")
+class GlooCheckpointEngine(CheckpointEngine):
+    """Broadcasts the weights of the trainer's rank 0 to every rollout worker, bucket by bucket, bit for bit.
+
+    The group is built for each update and dropped after it, since replicas may come and go in between. What a bucket
+    holds travels through the group's store, the bytes through a broadcast. The other ranks of the trainer take no
+    part in it, but they walk through their weights, because gathering a sharded weight is a collective of all of them.
+
+    Args:
+        bucket_size: bytes per broadcast; a bigger tensor is cut.
+        is_master: whether this process is the trainer's rank 0.
+        timeout_seconds: how long one broadcast may take before it counts as failed
+            (`checkpoint_engine.engine_kwargs.gloo.timeout_seconds`).
+    """
+
+    def __init__(self, bucket_size: int, is_master: bool = False, timeout_seconds: float = 600.0) -> None:
+        if bucket_size < ALIGNMENT:
+            raise HookError(
+                f"checkpoint_engine.update_weights_bucket_megabytes gives buckets of {bucket_size} bytes; write 1 or more"
+            )
+        # A whole number of alignments, so that a cut tensor goes on at an aligned offset.
+        self.bucket_size = bucket_size // ALIGNMENT * ALIGNMENT
+        self.is_master = is_master
+        self.timeout = timedelta(seconds=timeout_seconds)
+        self.rank = -1
+        self._store: TCPStore | None = None
+        self._group: ProcessGroupGloo | None = None
+
+    def prepare(self) -> Endpoint | None:
+        """Opens the store on the sender, on any free port, and says where; None on every other process."""
+        if not self.is_master:
+            return None
+        host = ray.util.get_node_ip_address().strip("[]")
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
+        return Endpoint(host, self._store.port)
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        """Rank 0 is the trainer's rank 0, the rollout workers follow, and the trainer's other ranks (-1) stay outside."""
+        endpoint = metadata[0]
+        if not isinstance(endpoint, Endpoint):
+            raise HookError(
+                f"checkpoint engine gloo: the trainer's rank 0 opened no store, found {endpoint!r}: it must be the first worker"
+            )
+        world_size = rollout_world_size + 1
+        trainer = [0] + [-1] * (actor_wg_world_size - 1)
+        rollout = list(range(1, world_size))
+        trainer_arguments, rollout_arguments = (
+            {"rank": ranks, "world_size": [world_size] * len(ranks), "endpoint": [endpoint] * len(ranks)}
+            for ranks in (trainer, rollout)
+        )
+        return trainer_arguments, rollout_arguments
+
+    def init_process_group(self, rank: int, world_size: int, endpoint: Endpoint) -> None:
+        """Joins the group; returns when all of it has joined. Rank -1 stays outside."""
+        self.rank = rank
+        if rank < 0:
+            return
+        if self._store is None:
+            self._store = TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=self.timeout)
+        self._group = ProcessGroupGloo(self._store, rank, world_size, self.timeout)
+
+    def finalize(self) -> None:
+        """Drops the group and the store."""
+        self._group = None
+        self._store = None
+        self.rank = -1
+
+    @torch.no_grad()
+    async def send_weights(
+        self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
+    ) -> dict[str, Any]:
+        """Sends every weight from rank 0. Returns no metrics."""
+        if self.rank < 0:
+            for _ in weights:
+                pass
+            return {}
+        number = 0
+        chunks: list[tuple[TensorMeta, torch.Tensor]] = []
+        filled = 0
+        async for meta, chunk in split_weight_chunks(_on_host(weights), self.bucket_size):
+            if filled + meta.chunk_size > self.bucket_size:
+                await asyncio.to_thread(self._broadcast, number, chunks, filled, False)
+                number, chunks, filled = number + 1, [], 0
+            meta.offset = filled
+            chunks.append((meta, chunk))
+            filled += -(-meta.chunk_size // ALIGNMENT) * ALIGNMENT
+        await asyncio.to_thread(self._broadcast, number, chunks, filled, True)
+        return {}
+
+    @torch.no_grad()
+    async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
+        """Yields every weight that rank 0 sends, with its name. Each owns its memory together with its bucket only."""
+        async for name, weight in merge_weight_chunks(self._receive_chunks(), self.bucket_size):
+            yield name, weight
+
+    async def _receive_chunks(self) -> AsyncIterator[tuple[TensorMeta, torch.Tensor]]:
+        number, last = 0, False
+        while not last:
+            bucket, payload = await asyncio.to_thread(self._receive, number)
+            for meta in bucket.chunks:
+                yield meta, payload[meta.offset : meta.offset + meta.chunk_size]
+            number, last = number + 1, bucket.last
+
+    def _members(self) -> tuple[TCPStore, ProcessGroupGloo]:
+        if self._store is None or self._group is None:
+            raise HookError(
+                "checkpoint engine gloo: weights are moved between init_process_group and finalize only, as verl's "
+                "CheckpointEngineManager.update_weights does"
+            )
+        return self._store, self._group
+
+    def _broadcast(self, number: int, chunks: list[tuple[TensorMeta, torch.Tensor]], length: int, last: bool) -> None:
+        store, group = self._members()
+        payload = torch.zeros(length, dtype=torch.uint8)
+        for meta, chunk in chunks:
+            payload[meta.offset : meta.offset + meta.chunk_size] = chunk
+        store.set(_key(number), pickle.dumps(Bucket(length, tuple(meta for meta, _ in chunks), last)))
+        if length:
+            group.broadcast(payload, 0).wait()
+
+    def _receive(self, number: int) -> tuple[Bucket, torch.Tensor]:
+        store, group = self._members()
+        bucket: Bucket = pickle.loads(store.get(_key(number)))
+        # A new buffer each time: whoever asked for the weights may keep views of the one before.
+        payload = torch.empty(bucket.length, dtype=torch.uint8)
+        if bucket.length:
+            group.broadcast(payload, 0).wait()
+        return bucket, payload
+
+
+def _key(number: int) -> str:
+    return f"bucket{number}"
