@@ -45,6 +45,46 @@ class Seam:
         return f"{self.module}.{self.attribute}"
 
 
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer whose path from the rollout to the actor's loss the hook was written for, and the end-to-end tests run.
+
+    `restores_old_policy`: pi_old of every update between two publications is the policy that was published, restored for it.
+    `joins_updates`: an aggregator of its own reports the updates between two publications as one.
+    """
+
+    path: str
+    restores_old_policy: bool = False
+    joins_updates: bool = False
+
+
+TRAINERS: tuple[Trainer, ...] = (
+    Trainer("verl.trainer.ppo.v1.trainer_sync.PPOTrainerSync"),
+    Trainer("verl.trainer.ppo.v1.trainer_colocate_async.PPOTrainerColocateAsync"),
+    Trainer("verl.trainer.ppo.v1.trainer_separate_async.PPOTrainerSeparateAsync", restores_old_policy=True),
+    Trainer("verl.trainer.ppo.ray_trainer.RayPPOTrainer"),
+    Trainer("verl.experimental.one_step_off_policy.ray_trainer.OneStepOffRayTrainer"),
+    Trainer(
+        "verl.experimental.fully_async_policy.fully_async_trainer.FullyAsyncTrainer",
+        restores_old_policy=True,
+        joins_updates=True,
+    ),
+)
+"""Every trainer of verl that a preset may run with."""
+
+
+def known_trainer(trainer_class: type) -> Trainer:
+    """The entry of this class itself, not of a base: a subclass may change what the hook relies on. Raises HookError."""
+    path = f"{trainer_class.__module__}.{trainer_class.__name__}"
+    for trainer in TRAINERS:
+        if trainer.path == path:
+            return trainer
+    raise HookError(
+        f"rollout_corr: the trainer {path} is not known, so it is not known whether all that it trains on would be corrected. Known: "
+        f"{', '.join(trainer.path for trainer in TRAINERS)}. Start one of them, or leave +rollout_corr out"
+    )
+
+
 _ADVANTAGE_PARAMETERS = (
     "data",
     "adv_estimator",
@@ -71,6 +111,22 @@ SEAMS: tuple[Seam, ...] = (
         ("train_batch", "loss_fn", "engine"),
         "verl_rollout_corr.hooks.worker:wrap_train_batch",
         "denominator: kept needs the kept tokens and sequences of the mini-batch over all ranks, outside the loss",
+    ),
+    Seam(
+        "verl.checkpoint_engine.base",
+        "CheckpointEngineManager.update_weights",
+        ("self", "global_steps"),
+        ("actor_wg", "update_weights"),
+        "verl_rollout_corr.hooks.weight_versions:wrap_update_weights",
+        "which weights a version number stands for differs between the trainers, so each publication is recorded",
+    ),
+    Seam(
+        "verl.trainer.ppo.v1.trainer_base",
+        "PPOTrainer.__init__",
+        ("self", "config"),
+        ("trainer_mode", "parameter_sync_step"),
+        "verl_rollout_corr.hooks.driver_v1:wrap_init",
+        "an unknown trainer is refused, and what is active is said, before any worker starts",
     ),
     Seam(
         "verl.trainer.ppo.v1.trainer_base",
@@ -136,6 +192,46 @@ SEAMS: tuple[Seam, ...] = (
         (),
         "verl_rollout_corr.hooks.advantages:wrap_bypass_mode",
         "verl writes loss_mode at step time, where no worker sees it; ours is in the configuration from the start",
+    ),
+    Seam(
+        "verl.trainer.ppo.ray_trainer",
+        "RayPPOTrainer.init_workers",
+        ("self",),
+        ("resource_pool_manager", "actor_rollout_wg"),
+        "verl_rollout_corr.hooks.driver_v0:wrap_workers_start",
+        "an unknown trainer is refused, and what is active is said, before any worker starts",
+    ),
+    Seam(
+        "verl.experimental.separation.ray_trainer",
+        "SeparateRayPPOTrainer._init_resource_pools",
+        ("self",),
+        ("resource_pool_manager", "create_resource_pool"),
+        "verl_rollout_corr.hooks.driver_v0:wrap_workers_start",
+        "the same for one_step_off and fully_async, whose init_workers are their own and start with it",
+    ),
+    Seam(
+        "verl.experimental.fully_async_policy.detach_utils",
+        "MetricsAggregator.add_step_metrics",
+        ("self", "metrics", "sample_count", "timestamp"),
+        ("metric_values", "step_count"),
+        "verl_rollout_corr.hooks.fully_async:wrap_add_step_metrics",
+        "metrics of several updates between two synchronisations are finalised from their joined sums",
+    ),
+    Seam(
+        "verl.experimental.fully_async_policy.detach_utils",
+        "MetricsAggregator.get_aggregated_metrics",
+        ("self", "rollout_resource_utilization"),
+        ("metric_values", "step_count"),
+        "verl_rollout_corr.hooks.fully_async:wrap_get_aggregated_metrics",
+        "it averages, adds or takes the largest by letters in the metric's name",
+    ),
+    Seam(
+        "verl.experimental.fully_async_policy.detach_utils",
+        "MetricsAggregator.reset",
+        ("self",),
+        ("metric_values", "step_count"),
+        "verl_rollout_corr.hooks.fully_async:wrap_reset",
+        "the joined updates are those since the last reset",
     ),
     Seam(
         "verl.trainer.ppo.ray_trainer",
@@ -213,7 +309,8 @@ def _code_names(function: Callable[..., Any]) -> set[str]:
 def check_seam(seam: Seam, original: Callable[..., Any]) -> None:
     """Raises HookError if `original` is not the function that the seam was written for."""
     unwrapped = inspect.unwrap(original)
-    parameters = tuple(inspect.signature(unwrapped).parameters)
+    # Ray adds this to the signature (not to the code) of the methods of a class that it makes an actor, and of its bases.
+    parameters = tuple(name for name in inspect.signature(unwrapped).parameters if name != "_ray_trace_ctx")
     version = importlib.metadata.version("verl")
     if parameters != seam.parameters:
         raise HookError(

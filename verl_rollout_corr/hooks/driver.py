@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import functools
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +14,11 @@ from verl_rollout_corr import metrics as metric_table
 from verl_rollout_corr.correction import Correction, correct
 from verl_rollout_corr.errors import HookError, MissingRolloutLogProbsError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
+from verl_rollout_corr.hooks import activity, compat
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, gather
+from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.sums import Sums
 
-logger = logging.getLogger(__name__)
 PREFIX = "rollout_corr/"
 
 
@@ -27,13 +30,47 @@ def missing_rollout_log_probs() -> MissingRolloutLogProbsError:
     )
 
 
+@dataclass(frozen=True)
+class UpdateStatistics:
+    """What updates of the actor leave behind: `+` joins them, and only what is joined becomes metrics.
+
+    `applied` is what the loss was given, over all ranks: response tokens, kept tokens, sum of weights.
+    """
+
+    sums: Sums
+    applied: torch.Tensor
+
+    def __add__(self, other: UpdateStatistics) -> UpdateStatistics:
+        return UpdateStatistics(self.sums + other.sums, self.applied + other.applied)
+
+    def metrics(self, floor: Sums) -> dict[str, float]:
+        """The values of these updates; `floor` holds the run's rows of lag 0 so far."""
+        values = metric_table.finalize(self.sums)
+        tokens, kept, weight_sum = (float(value) for value in self.applied)
+        values[PREFIX + "applied_kept_fraction"] = kept / tokens if tokens else 0.0
+        values[PREFIX + "applied_weight"] = weight_sum / tokens if tokens else 0.0
+        values[PREFIX + "staleness_share"] = metric_table.staleness_share(self.sums, floor)
+        return values
+
+
+def joined(parts: Sequence[UpdateStatistics]) -> UpdateStatistics:
+    """The statistics of one or more updates as one."""
+    return functools.reduce(operator.add, parts)
+
+
 @dataclass
 class TrainerState:
     """What a trainer remembers between updates; lives on the trainer object."""
 
-    floor: Sums | None = None  # lag-0 mismatch of this run: the engine's share, while the weights are equal
-    step_sums: list[Sums] = field(default_factory=list)
+    floor: Sums | None = None  # every row so far; the rows of lag 0 in it tell the engine's share, at equal weights
+    step: list[UpdateStatistics] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
+
+    def take(self, sums: Sums, applied: torch.Tensor) -> UpdateStatistics:
+        """The statistics of one update, which also enter the floor."""
+        statistics = UpdateStatistics(sums.to("cpu"), applied.to("cpu"))
+        self.floor = statistics.sums if self.floor is None else self.floor + statistics.sums
+        return statistics
 
 
 def state_of(trainer: Any) -> TrainerState:
@@ -111,23 +148,16 @@ def check_applied(applied: torch.Tensor, keep: torch.Tensor, mask: torch.Tensor,
         )
 
 
-def report(
-    sums: Sums, applied: torch.Tensor, state: TrainerState, *, fresh: bool
-) -> dict[str, float]:
-    """The metrics of one update, from the sums of its whole batch."""
-    sums = sums.to("cpu")
-    state.step_sums.append(sums)
-    if fresh:
-        state.floor = sums if state.floor is None else state.floor + sums
-    values = metric_table.finalize(sums)
-    tokens, kept, weight_sum = (float(value) for value in applied)
-    values[PREFIX + "applied_kept_fraction"] = kept / tokens if tokens else 0.0
-    values[PREFIX + "applied_weight"] = weight_sum / tokens if tokens else 0.0
-    if state.floor is not None:
-        values[PREFIX + "staleness_share"] = metric_table.staleness_share(sums, state.floor)
-    return values
+def admit(trainer: Any, spec: RolloutCorrConfig) -> compat.Trainer:
+    """What is known of this trainer; says once, in its process, what is active. Raises HookError for a trainer that is not known."""
+    known = compat.known_trainer(type(trainer))
+    activity.announce("trainer", spec)
+    return known
 
 
-def numeric(values: dict[str, Any]) -> dict[str, float]:
-    """Only our metrics, as floats."""
-    return {name: float(value) for name, value in values.items() if name.startswith(PREFIX)}
+def old_policy_updates(trainer: Any, spec: RolloutCorrConfig, known: compat.Trainer) -> int:
+    """How many updates pi_train had seen: pi_old's in decoupled mode, the current policy's in bypass mode."""
+    history = history_of(trainer.actor_rollout_wg)
+    if spec.mode is Mode.DECOUPLED and known.restores_old_policy:
+        return history.last_published
+    return history.updates

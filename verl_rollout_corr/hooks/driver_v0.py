@@ -12,23 +12,31 @@ from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Mode
 from verl_rollout_corr.hooks import driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
+from verl_rollout_corr.hooks.fully_async import STATISTICS_KEY
+from verl_rollout_corr.hooks.transport import Carried
+from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.hooks.worker import KEEP, STALENESS, STEP
 
 
-def row_staleness(trainer: Any, batch: Any) -> torch.Tensor:
-    """(B,) int64: weight versions between the oldest that sampled the row and the trainer's, -1 where verl does not know.
+def wrap_workers_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Before the first worker of a trainer starts: refuses an unknown trainer, and says what is active."""
 
-    fully_async counts versions itself (current_param_version); the others publish one per step, at the end of the step before.
-    """
-    rows = len(batch)
+    @functools.wraps(original)
+    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        spec = spec_of_run(self.config)
+        if spec is not None:
+            driver.admit(self, spec)
+        return original(self, *args, **kwargs)
+
+    return start
+
+
+def row_staleness(trainer: Any, batch: Any, updates: int) -> torch.Tensor:
+    """(B,) int64: published versions between the oldest weights that sampled the row and those after `updates` updates; -1 unknown."""
     versions = batch.non_tensor_batch.get("min_global_steps")
     if versions is None:
-        return torch.full((rows,), -1, dtype=torch.int64)
-    current = getattr(trainer, "current_param_version", None)
-    if current is None:
-        current = trainer.global_steps - 1
-    lags = [-1 if version is None or int(version) < 0 else max(current - int(version), 0) for version in versions]
-    return torch.tensor(lags, dtype=torch.int64)
+        return torch.full((len(batch),), -1, dtype=torch.int64)
+    return history_of(trainer.actor_rollout_wg).lags(versions, updates)
 
 
 def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,9 +47,10 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         spec = spec_of_run(self.config)
         if spec is None:
             return original(self, batch)
+        known = driver.admit(self, spec)
         state = driver.state_of(self)
         columns = {name: batch.batch[name] for name in batch.batch.keys()}
-        lags = row_staleness(self, batch)
+        lags = row_staleness(self, batch, driver.old_policy_updates(self, spec, known))
         sums = keep = None
         shipped = batch.select(deepcopy=False)
         if spec.mode is Mode.BYPASS:
@@ -57,6 +66,7 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
                 shipped.batch["rollout_is_weights"] = result.weights
         shipped.meta_info[STEP] = self.global_steps
         output = original(self, shipped)
+        history_of(self.actor_rollout_wg).updates += 1
         metrics = output.meta_info["metrics"]
         applied, worker_sums = driver.take_worker_statistics(metrics, "actor/")
         if keep is not None:
@@ -67,7 +77,10 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
             sums = worker_sums
         if sums is None:
             raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
-        metrics.update(driver.report(sums, applied, state, fresh=bool((lags == 0).any())))
+        statistics = state.take(sums, applied)
+        metrics.update(statistics.metrics(state.floor))
+        if known.joins_updates:
+            metrics[STATISTICS_KEY] = Carried((statistics, state.floor))
         return output
 
     return _update_actor

@@ -14,27 +14,33 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.workers.utils.padding import response_to_nested
 
-from verl_rollout_corr import metrics as metric_table
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
+from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.hooks.worker import KEEP, STALENESS, STEP
 
 _FIELDS = ["uid", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
 
 
-def row_staleness(trainer: Any, batch: Any) -> torch.Tensor:
-    """(B,) int64: updates between the oldest weights that sampled the row and the trainer's, -1 where verl does not know.
+def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
+    """Before the first worker of a trainer starts: refuses an unknown trainer, and says what is active."""
 
-    verl counts a weight version per step, published at the end of the step before (trainer_base.py, _compute_metrics).
-    """
-    current = trainer.global_steps - 1
-    lags = []
-    for tag in batch.tags:
-        version = tag.get("min_global_steps")
-        lags.append(-1 if version is None or version < 0 or tag.get("is_padding", False) else max(current - int(version), 0))
-    return torch.tensor(lags, dtype=torch.int64)
+    @functools.wraps(original)
+    def __init__(self: Any, config: Any) -> None:
+        spec = spec_of_run(config)
+        if spec is not None:
+            driver.admit(self, spec)
+        original(self, config)
+
+    return __init__
+
+
+def row_staleness(trainer: Any, batch: Any, updates: int) -> torch.Tensor:
+    """(B,) int64: published versions between the oldest weights that sampled the row and those after `updates` updates; -1 unknown."""
+    versions = [None if tag.get("is_padding", False) else tag.get("min_global_steps") for tag in batch.tags]
+    return history_of(trainer.actor_rollout_wg).lags(versions, updates)
 
 
 def _fetch(batch: Any) -> tuple[dict[str, torch.Tensor], Any, torch.Tensor]:
@@ -66,13 +72,15 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         spec = spec_of_run(self.config)
         if spec is None:
             return original(self, batch, metrics)
+        known = driver.admit(self, spec)
         state = driver.state_of(self)
         columns, uid, nested_mask = _fetch(batch)
-        lags = row_staleness(self, batch)
+        lags = row_staleness(self, batch, driver.old_policy_updates(self, spec, known))
         fields, sums = _columns_for_workers(columns, uid, nested_mask, lags, spec, state)
         batch = _ship(batch, fields)
         batch.extra_info[STEP] = self.global_steps
         result = original(self, batch, metrics)
+        history_of(self.actor_rollout_wg).updates += 1
         applied, worker_sums = driver.take_worker_statistics(metrics, "actor/")
         if sums is None:
             sums = worker_sums
@@ -81,9 +89,9 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
             driver.check_applied(applied, columns["_keep"], columns["response_mask"], epochs)
         if sums is None:
             raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
-        known = lags[lags >= 0]
-        fresh = bool(len(known)) and bool((known == 0).any())
-        metrics.update(driver.report(sums, applied, state, fresh=fresh))
+        statistics = state.take(sums, applied)
+        state.step.append(statistics)
+        metrics.update(statistics.metrics(state.floor))
         return result
 
     return _update_actor
@@ -116,13 +124,10 @@ def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
         if spec_of_run(self.config) is None:
             return original(self, metrics, timing_raw)
         state = driver.state_of(self)
-        state.step_sums.clear()
+        state.step.clear()
         result = original(self, metrics, timing_raw)
-        if len(state.step_sums) > 1:
-            joined = sum(state.step_sums[1:], start=state.step_sums[0])
-            metrics.update(metric_table.finalize(joined))
-            if state.floor is not None:
-                metrics[driver.PREFIX + "staleness_share"] = metric_table.staleness_share(joined, state.floor)
+        if state.step:
+            metrics.update(driver.joined(state.step).metrics(state.floor))
         return result
 
     return step

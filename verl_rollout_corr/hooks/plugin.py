@@ -61,7 +61,9 @@ def activate(config: RolloutCorrConfig) -> None:
     from verl_rollout_corr.hooks import activity, compat
 
     compat.apply_all()
-    activity.announce("trainer" if activity.in_ray_actor() else "driver", config)
+    # The trainer says so itself, where it lives: fully_async's is not in the process that resolves the configuration.
+    if not activity.in_ray_actor():
+        activity.announce("driver", config)
 
 
 def load() -> None:
@@ -81,5 +83,7 @@ try:
     load()
 except Exception:
     # verl logs this at DEBUG level, where nobody reads it.
-    logger.exception("rollout_corr: the verl plug-in failed to load; runs with +rollout_corr stop, others are unaffected")
+    logger.exception(
+        "rollout_corr: the verl plug-in failed to load; runs with +rollout_corr stop, others are unaffected"
+    )
     raise

@@ -1,0 +1,67 @@
+"""The metrics of fully_async between two synchronisations: joined from sums, not averaged by letters in their names.
+
+FullyAsyncTrainer hands each update's metrics to an aggregator, which averages, adds or takes the largest by what the name contains. The
+update's statistics travel with them, under a name that the aggregator skips, and the aggregator's window decides which updates are joined.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.hooks.transport import Carried
+from verl_rollout_corr.sums import Sums
+
+STATISTICS_KEY = "rollout_corr/statistics"
+"""One update's (statistics, floor), carried. Never reaches a tracker."""
+
+_WINDOW = "_rollout_corr_window"
+
+Window = list[tuple[driver.UpdateStatistics, Sums]]
+
+
+def _window(aggregator: Any) -> Window:
+    if not hasattr(aggregator, _WINDOW):
+        setattr(aggregator, _WINDOW, [])
+    return getattr(aggregator, _WINDOW)
+
+
+def wrap_add_step_metrics(original: Callable[..., None]) -> Callable[..., None]:
+    """Keeps the statistics of an update beside its metrics."""
+
+    @functools.wraps(original)
+    def add_step_metrics(self: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        carried = metrics.get(STATISTICS_KEY)
+        if isinstance(carried, Carried):
+            _window(self).append(carried.content)
+        original(self, metrics, *args, **kwargs)
+
+    return add_step_metrics
+
+
+def wrap_get_aggregated_metrics(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Our metrics of the window, from the joined statistics of its updates."""
+
+    @functools.wraps(original)
+    def get_aggregated_metrics(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        aggregated = original(self, *args, **kwargs)
+        window = _window(self)
+        if window:
+            _, floor = window[-1]
+            aggregated.update(driver.joined([statistics for statistics, _ in window]).metrics(floor))
+        return aggregated
+
+    return get_aggregated_metrics
+
+
+def wrap_reset(original: Callable[..., None]) -> Callable[..., None]:
+    """Forgets the window with the metrics."""
+
+    @functools.wraps(original)
+    def reset(self: Any) -> None:
+        _window(self).clear()
+        original(self)
+
+    return reset
