@@ -1,0 +1,124 @@
+"""Our part of the loss copies nothing to the host, and calls no collective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from verl.utils.metric import AggregationType, Metric
+
+from hooks import direct
+from hooks.rows import Row
+from hooks.test_gradients import WEIGHTED
+from verl_rollout_corr.hooks import worker
+
+BYPASS = {
+    "mode": "bypass",
+    "loss": "reinforce",
+    "weights": {"level": "turn_mean", "lower": 0.5, "upper": 2.0, "outside": "mask"},
+    "reject": {
+        "token_bkl": {"upper": 2.0},
+        "turn_max_k2": {"upper": 3.0},
+        "seq_mean_k1": {"lower": 0.1, "upper": 9.0, "when": "negative_advantage"},
+        "seq_sum_k3": {"upper": 20.0},
+    },
+}
+
+
+class Device(TorchDispatchMode):
+    """Behaves as a device whose values the host may not look at: whatever needs a value on the host raises."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        name = function.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "item", "nonzero", "masked_select", "unique_dim", "_unique2", "equal"):
+            raise AssertionError(f"{name} copies to the host")
+        if name.startswith(("all_reduce", "all_gather", "c10d", "broadcast_")):
+            raise AssertionError(f"{name} is a collective")
+        if name == "index" and any(index is not None and index.dtype is torch.bool for index in arguments[1]):
+            raise AssertionError("indexing with a mask copies its number of entries to the host")
+        return function(*arguments, **(named or {}))
+
+
+@contextmanager
+def forbidden() -> Iterator[None]:
+    """No host copy, by an operator or by one of the methods that read memory directly."""
+    patch = pytest.MonkeyPatch()
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a tensor is read on the host")
+
+    for method in ("tolist", "numpy", "cpu", "__array__"):
+        patch.setattr(torch.Tensor, method, refuse)
+    try:
+        with Device():
+            yield
+    finally:
+        patch.undo()
+
+
+def quiet_loss(config: Any, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:
+    """In place of verl's loss, which copies for its own metrics and for its own padding: reads everything that it is
+    given.
+    """
+    total = model_output["log_probs"].values().sum()
+    for name in ("old_log_probs", "advantages", "response_mask"):
+        total = total + data[name].sum()
+    return total, {}
+
+
+@pytest.mark.parametrize(
+    "spec", [WEIGHTED, {"reject": {"seq_mean_k3": {"upper": 1.0}}}, BYPASS, {"mode": "bypass"}], ids=str
+)
+def test_no_host_copy(monkeypatch: pytest.MonkeyPatch, decided: list[Row], spec: dict[str, Any]) -> None:
+    """decide, neutralise and the columns, from the model's output to verl's loss and back."""
+    config = direct.configuration(spec, monkeypatch, loss_agg_mode="seq-mean-token-sum-norm")
+    seam = worker.wrap_ppo_loss(quiet_loss)
+
+    def watched(**given: Any) -> Any:
+        with forbidden():
+            return seam(**given)
+
+    result = direct.call(config, decided, function=watched, form="padded", entropy=True, rollout_corr_horizon=12)
+    assert torch.isfinite(result.loss)
+
+
+def test_the_queue_form_is_padded_once(monkeypatch: pytest.MonkeyPatch, decided: list[Row]) -> None:
+    """Jagged columns have to be padded, by verl or by us: the length of the longest row is the only thing looked at."""
+    config = direct.configuration(BYPASS, monkeypatch)
+    given: list[Any] = []
+    padded = worker._padded
+
+    def once(data: Any, names: tuple[str, ...]) -> Any:
+        given.append(padded(data, names))
+        return given[-1]
+
+    monkeypatch.setattr(worker, "_padded", once)
+    direct.call(config, decided)
+    assert len(given) == 1
+
+    def watched(**arguments: Any) -> Any:
+        with forbidden():
+            return worker.wrap_ppo_loss(quiet_loss)(**arguments)
+
+    monkeypatch.setattr(worker, "_padded", lambda data, names: dict(given[0]))
+    result = direct.call(config, decided, function=watched)
+    assert torch.isfinite(result.loss)
+
+
+def test_the_watch_works() -> None:
+    """Each way to read a value raises inside the watch."""
+    value = torch.tensor([1.0, 0.0])
+    for read in (
+        lambda: value[0].item(),
+        lambda: bool(value.any()),
+        lambda: value.tolist(),
+        lambda: value.nonzero(),
+        lambda: value[value > 0],
+        lambda: Metric(AggregationType.SUM, value[0]),
+    ):
+        with pytest.raises(AssertionError), forbidden():
+            read()

@@ -1,0 +1,88 @@
+"""The node that carries a preset into the workers, and what a worker refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+from hooks import direct
+from hooks.rows import Row
+from hooks.test_gradients import WEIGHTED
+from verl_rollout_corr.config import parse, to_mapping
+from verl_rollout_corr.errors import ConfigError, HookError
+from verl_rollout_corr.hooks import compat
+from verl_rollout_corr.hooks.policy_loss import LOSS_MODE, RolloutCorrPolicyLossConfig
+
+
+@pytest.fixture(autouse=True)
+def _no_seams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat, "apply_module", lambda module: None)
+
+
+def text(**spec: Any) -> str:
+    return json.dumps(to_mapping(parse(spec)))
+
+
+@pytest.mark.parametrize("spec", ["", "k3_rs", "{", "[1]"])
+def test_a_text_that_no_preset_wrote(spec: str) -> None:
+    """Missing, a preset's name set by hand, broken JSON, JSON of something else."""
+    with pytest.raises(ConfigError):
+        RolloutCorrPolicyLossConfig(rollout_corr=spec)
+
+
+def test_a_foreign_loss_in_bypass_mode() -> None:
+    """The loss of bypass mode is ours: another one would not decide anything."""
+    with pytest.raises(ConfigError, match=r"loss_mode=gspo with rollout_corr.mode=bypass"):
+        RolloutCorrPolicyLossConfig(loss_mode="gspo", rollout_corr=text(mode="bypass"))
+
+
+def test_our_loss_in_decoupled_mode() -> None:
+    """And ours needs bypass mode."""
+    with pytest.raises(ConfigError, match=f"loss_mode={LOSS_MODE} with rollout_corr.mode=decoupled"):
+        RolloutCorrPolicyLossConfig(loss_mode=LOSS_MODE, rollout_corr=text())
+
+
+def test_our_loss_without_a_preset() -> None:
+    """`loss_mode=rollout_corr` by hand, without the node: nothing would be rejected."""
+    config = FSDPActorConfig(
+        strategy="fsdp2",
+        rollout_n=1,
+        ppo_micro_batch_size_per_gpu=1,
+        policy_loss=PolicyLossConfig(loss_mode=LOSS_MODE),
+    )
+    zeros = torch.zeros(1, 2)
+    with pytest.raises(HookError, match=r"start the run with \+rollout_corr="):
+        get_policy_loss_fn(LOSS_MODE)(zeros, zeros, zeros, zeros, "token-mean", config, None)
+
+
+def test_another_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with another verl than the trainer's stops when it builds its configuration."""
+    monkeypatch.setattr(compat.importlib.metadata, "version", lambda name: "0.8.0")
+    with pytest.raises(HookError, match=r"found verl 0\.8\.0"):
+        RolloutCorrPolicyLossConfig(rollout_corr=text())
+
+
+def test_a_batch_that_was_not_corrected(monkeypatch: pytest.MonkeyPatch, drawn: list[Row]) -> None:
+    """The actor of a run with a preset refuses a batch without the trainer's decision."""
+    config = direct.configuration(WEIGHTED, monkeypatch)
+    with pytest.raises(HookError, match="has no column rollout_corr_keep, so the trainer's process did not correct it"):
+        direct.call(config, drawn)
+
+
+def test_weights_that_did_not_arrive(monkeypatch: pytest.MonkeyPatch, decided: list[Row]) -> None:
+    """Weights were asked for: none in the batch is no reason to train without."""
+    config = direct.configuration(WEIGHTED, monkeypatch)
+    with pytest.raises(HookError, match="no column rollout_is_weights"):
+        direct.call(config, [row.without("rollout_is_weights") for row in decided])
+
+
+def test_kept_counts_that_nobody_counted(monkeypatch: pytest.MonkeyPatch, decided: list[Row]) -> None:
+    """denominator: kept with a worker that is not verl's."""
+    config = direct.configuration(WEIGHTED | {"denominator": "kept"}, monkeypatch)
+    with pytest.raises(HookError, match=r"set rollout_corr\.denominator=all"):
+        direct.call(config, decided)
