@@ -1,4 +1,4 @@
-"""What a batch leaves behind: which units are counted, that bins partition the tokens, and that values stay in range."""
+"""What a batch leaves behind: which units count, that bins partition the tokens, and that values stay in range."""
 
 from __future__ import annotations
 
