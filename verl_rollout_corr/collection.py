@@ -19,6 +19,8 @@ from verl_rollout_corr.sums import Sums
 from verl_rollout_corr.weights import AppliedWeights, weigh
 
 PROBABILITY_EDGES: tuple[float, ...] = (0.01, 0.1, 0.5, 0.9)
+"""Where the bins of mu(a_t) meet; an edge belongs to the bin above it."""
+
 PROBABILITY_BINS: tuple[str, ...] = ("0_0.01", "0.01_0.1", "0.1_0.5", "0.5_0.9", "0.9_1")
 """Bins of mu(a_t): the log-ratio is largest for rare tokens, the difference of probabilities for frequent ones."""
 
@@ -26,10 +28,14 @@ PROBABILITY_CENTRES: tuple[float, ...] = (0.0, 0.05, 0.3, 0.7, 1.0)
 """What the moments of the two probabilities are taken about, by bin."""
 
 POSITION_EDGES: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384)
+"""Where the bins of the position meet."""
+
 POSITION_BINS: tuple[str, ...] = ("0_15", "16_63", "64_255", "256_1023", "1024_4095", "4096_16383", "16384_up")
 """Bins of the number of response tokens before the token in its row."""
 
 STALENESS_EDGES: tuple[int, ...] = (0, 1, 2, 3, 5, 9)
+"""Where the bins of staleness meet."""
+
 STALENESS_BINS: tuple[str, ...] = ("unknown", "lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_8", "lag_9_up")
 """Bins of the updates between the weights that sampled a row and the trainer's."""
 

@@ -2,7 +2,7 @@
 
 E_mu[w f] = E_pi[f] holds without bounds for `seq_sum` and any f; for `prefix_sum` and an f_t that depends on the tokens
 up to t; for `token` only where nothing before t depends on the policy (T = 1). `*_mean` levels are biased, and so are
-bounds (docs/criteria.md).
+bounds.
 """
 
 from __future__ import annotations
