@@ -65,7 +65,7 @@ def test_megatron_and_the_older_trainer_are_allowed() -> None:
     check_run(DECOUPLED, run(trainer__use_v1=False, trainer__v1__trainer_mode="whatever"))
 
 
-@pytest.mark.parametrize("loss_mode", ["vanilla", "cispo", "geo_mean", "dppo_tv", "sapo", "gpg", "one_of_my_own"])
+@pytest.mark.parametrize("loss_mode", ["vanilla", "cispo", "dro", "dppo_tv", "sapo", "gpg", "one_of_my_own"])
 def test_policy_losses_that_take_a_mask_and_weights_are_allowed(loss_mode: str) -> None:
     check_run(TOKEN_CRITERION, run(actor_rollout_ref__actor__policy_loss__loss_mode=loss_mode))
 

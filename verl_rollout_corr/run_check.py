@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from verl_rollout_corr.errors import ConfigError
-from verl_rollout_corr.grammar import Denominator, Mode, RolloutCorrConfig, Scope
+from verl_rollout_corr.grammar import Denominator, Invalid, Mode, Outside, RolloutCorrConfig, Scope
 from verl_rollout_corr.node import instead, shown
 
 BYPASS_LOSS_MODE = "rollout_corr"
@@ -140,14 +140,51 @@ def _check_trainer(run: Mapping[str, Any]) -> None:
         )
 
 
+def _part_of_a_sequence(config: RolloutCorrConfig) -> str | None:
+    """The first criterion that can reject some tokens of a sequence and keep others."""
+    return next((criterion.name for criterion in config.reject if criterion.scope is not Scope.SEQ), None)
+
+
 def _gspo(config: RolloutCorrConfig) -> str | None:
-    part = next((criterion for criterion in config.reject if criterion.scope is not Scope.SEQ), None)
+    part = _part_of_a_sequence(config)
     if part is None or config.denominator is Denominator.KEPT:
         return None
     return (
         f"its sequence ratio is a mean over the response mask, which the tokens rejected by "
-        f"rollout_corr.reject.{part.name} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
+        f"rollout_corr.reject.{part} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
         f"rollout_corr.denominator: kept, or another loss_mode."
+    )
+
+
+def _geo_mean(config: RolloutCorrConfig) -> str | None:
+    part = _part_of_a_sequence(config)
+    if part is not None:
+        return (
+            f"its geometric mean of ratios and weights runs over the response mask, which the tokens rejected by "
+            f"rollout_corr.reject.{part} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
+            f"or another loss_mode."
+        )
+    if config.denominator is Denominator.KEPT:
+        return (
+            "it divides by the rows of each micro-batch, kept or not, and takes no other denominator. "
+            "Write rollout_corr.denominator: all, or another loss_mode."
+        )
+    if config.weights is not None and config.weights.outside is Outside.MASK:
+        return (
+            "it takes the geometric mean of a row's weights, with 1e-10 for a weight of 0: one token outside the "
+            "bounds would scale the whole row by an arbitrary number. Write rollout_corr.weights.outside: truncate, "
+            "or another loss_mode."
+        )
+    return None
+
+
+def _covariance(config: RolloutCorrConfig) -> str | None:
+    rejects = config.reject or config.min_group_kept is not None or config.invalid is Invalid.REJECT
+    if not rejects or config.denominator is Denominator.KEPT:
+        return None
+    return (
+        "it selects tokens by their distance from means over the response mask, in which rejected tokens would count "
+        "and among which they would be selected. Write rollout_corr.denominator: kept, or another loss_mode."
     )
 
 
@@ -159,9 +196,13 @@ def _loss_of_bypass(config: RolloutCorrConfig) -> str | None:
     return "it is the loss of bypass mode. Leave it out, or write rollout_corr.mode: bypass."
 
 
-# verl's policy losses that do not take any mask and any weights. One that is not listed takes both as they are.
+# verl's policy losses that do not take any mask and any weights (docs/policy-losses.md). One that is not listed takes
+# both as they are.
 _POLICY_LOSSES: dict[str, Callable[[RolloutCorrConfig], str | None]] = {
     "gspo": _gspo,
+    "geo_mean": _geo_mean,
+    "clip_cov": _covariance,
+    "kl_cov": _covariance,
     "bypass_mode": _own_bypass,
     BYPASS_LOSS_MODE: _loss_of_bypass,
 }
