@@ -1,0 +1,105 @@
+"""docs/reference/errors.md: the error classes, and what a batch or a run of verl is refused for."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from pages.markdown import block, code, page, sentences, table
+from verl_rollout_corr import RolloutCorrError, correct, errors
+from verl_rollout_corr.config import check_run, parse
+from verl_rollout_corr.run_check import POLICY_LOSS_TARGET
+
+_TRAIN = torch.full((2, 3), -1.0)
+_ONES = torch.ones(2, 3)
+_VETO = {"reject": {"seq_mean_k1": {"lower": 0.5, "when": "negative_advantage"}}}
+
+
+def _with(value: float) -> torch.Tensor:
+    changed = _TRAIN.clone()
+    changed[1, 2] = value
+    return changed
+
+
+_BATCHES: tuple[Callable[[], object], ...] = (
+    lambda: correct(_TRAIN, None, _ONES, {}),
+    lambda: correct(_TRAIN, _TRAIN[:, :2], _ONES, {}),
+    lambda: correct(_TRAIN, _TRAIN, _ONES * 0.5, {}),
+    lambda: correct(_with(math.nan), _TRAIN, _ONES, {}),
+    lambda: correct(_TRAIN, _with(-math.inf), _ONES, {}),
+    lambda: correct(_TRAIN, _with(0.25), _ONES, {}),
+    lambda: correct(_TRAIN.long(), _TRAIN, _ONES, {}),
+    lambda: correct(_TRAIN, _TRAIN, _ONES, _VETO),
+    lambda: correct(_TRAIN, _TRAIN, _ONES, {"min_group_kept": 2}),
+    lambda: correct(_TRAIN, _TRAIN, _ONES, {"min_group_kept": 2}, group_ids=["a"]),
+    lambda: correct(_TRAIN, _TRAIN, _ONES, {}, staleness=torch.zeros(3)),
+)
+
+
+def _run(**changes: Any) -> dict[str, Any]:
+    """The composed configuration of verl, as far as it matters."""
+    node: dict[str, Any] = {
+        "actor_rollout_ref": {
+            "rollout": {"calculate_log_probs": True},
+            "actor": {"policy_loss": {"_target_": POLICY_LOSS_TARGET, "loss_mode": "vanilla"}},
+        },
+        "algorithm": {"rollout_correction": {"bypass_mode": False}},
+        "distillation": {"enabled": False},
+        "trainer": {"use_v1": True, "v1": {"trainer_mode": "sync"}},
+    }
+    for path, value in changes.items():
+        *parents, key = path.split("__")
+        inner = node
+        for parent in parents:
+            inner = inner[parent]
+        inner[key] = value
+    return node
+
+
+_RUNS: tuple[tuple[Mapping[str, Any], dict[str, Any]], ...] = (
+    ({}, _run(actor_rollout_ref__rollout__calculate_log_probs=False)),
+    ({}, _run(algorithm__rollout_correction__rollout_is="token")),
+    ({}, _run(algorithm__rollout_correction__bypass_mode=True)),
+    ({"mode": "bypass"}, _run(algorithm__rollout_correction__bypass_mode=True)),
+    ({"reject": {"token_k1": {"upper": 2}}}, _run(actor_rollout_ref__actor__policy_loss__loss_mode="gspo")),
+    ({}, _run(actor_rollout_ref__actor__policy_loss__loss_mode="bypass_mode")),
+    ({}, _run(distillation__enabled=True)),
+    ({}, _run(trainer__v1__trainer_mode="my_trainer")),
+)
+
+
+def render() -> str:
+    """The page."""
+    return page(
+        "Errors",
+        "errors.py, inputs.py and run_check.py",
+        "Every error that the package raises on purpose is a `RolloutCorrError`. Its message says what was given, "
+        "where, what is allowed and what to do. Refusals of the node itself: [configuration](configuration.md).",
+        table(
+            ["class", "also a", "means"],
+            ([code(name), code(also), sentences(meaning)] for name, also, meaning in _classes()),
+        ),
+        "## A batch that cannot be corrected",
+        *(_message(refused) for refused in _BATCHES),
+        "## A run of verl that would not be corrected as asked",
+        *(_message(lambda node=node, run=run: check_run(parse(node), run)) for node, run in _RUNS),
+    )
+
+
+def _classes() -> list[tuple[str, str, str]]:
+    found = [item for _, item in inspect.getmembers(errors, inspect.isclass) if item.__module__ == errors.__name__]
+    found.sort(key=lambda item: inspect.getsourcelines(item)[1])
+    builtin = {item: next((b.__name__ for b in item.__mro__[1:] if b.__module__ == "builtins"), "") for item in found}
+    return [(item.__name__, builtin[item], inspect.getdoc(item) or "") for item in found]
+
+
+def _message(refused: Callable[[], object]) -> str:
+    try:
+        refused()
+    except RolloutCorrError as error:
+        return block(f"{type(error).__name__}: {error}", "text")
+    raise SystemExit("docs/pages/errors.py lists a batch or a run as refused, and it is accepted")
