@@ -19,6 +19,7 @@ from verl_rollout_corr.grammar import Baseline, RolloutCorrConfig
 from verl_rollout_corr.hooks.policy_loss import parse_spec
 
 ROW_KEPT = "rollout_corr_row_kept"
+"""The column of rows that vote in their group's baseline."""
 
 GROUPED_ESTIMATORS = frozenset(
     {

@@ -258,6 +258,7 @@ SEAMS: tuple[Seam, ...] = (
         "baseline: kept in one_step_off and fully_async",
     ),
 )
+"""Everything of verl that this package replaces."""
 
 
 def seam_modules() -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.sums import Sums
 
 PREFIX = "rollout_corr/"
+"""What the name of every metric starts with."""
 
 
 def missing_rollout_log_probs() -> MissingRolloutLogProbsError:

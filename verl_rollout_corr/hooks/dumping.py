@@ -21,6 +21,8 @@ from verl_rollout_corr.config import to_mapping
 from verl_rollout_corr.grammar import RolloutCorrConfig
 
 STEP = "rollout_corr_step"
+"""The step of the trainer, beside the columns."""
+
 _count = itertools.count()
 
 

@@ -20,6 +20,7 @@ STATISTICS_KEY = "rollout_corr/statistics"
 _WINDOW = "_rollout_corr_window"
 
 Window = list[tuple[driver.UpdateStatistics, Sums]]
+"""(statistics, floor) of each update since the last reset."""
 
 
 def _window(aggregator: Any) -> Window:

@@ -26,14 +26,21 @@ from verl_rollout_corr.hooks import dumping
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, Carried
 
 KEEP = "rollout_corr_keep"
+"""The column of the trainer's decision, in decoupled mode."""
+
 STALENESS = "rollout_corr_staleness"
+"""The column of how many updates old the weights were that sampled the row."""
+
 STEP = "rollout_corr_step"
+"""The step of the trainer, beside the columns."""
+
 _KEPT_TOKENS = "rollout_corr_kept_tokens"
 _KEPT_SEQUENCES = "rollout_corr_kept_sequences"
 HORIZON = "rollout_corr_horizon"
 """The longest response that the run allows, beside the columns: what `seq-mean-token-sum-norm` divides by."""
 
 LossFunction = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
+"""verl's `ppo_loss`: a micro-batch's loss and its metrics."""
 
 
 def spec_of(config: Any) -> RolloutCorrConfig | None:

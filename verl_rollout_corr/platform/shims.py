@@ -223,6 +223,7 @@ SHIMS: tuple[Shim, ...] = (
         broadcast_from_cpu,
     ),
 )
+"""Every replacement, in the order in which they are installed."""
 
 
 class VllmDistributionFinder(importlib.metadata.DistributionFinder):

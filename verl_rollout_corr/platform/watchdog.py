@@ -39,6 +39,7 @@ IDLE_SHARE = 0.1
 work.
 """
 EXIT_CODE = 1
+"""Of a run that the watchdog ended."""
 
 
 @dataclass
