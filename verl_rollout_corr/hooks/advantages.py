@@ -115,7 +115,7 @@ def wrap_multi_trajectory_advantage(original: Callable[..., Any]) -> Callable[..
     @functools.wraps(original)
     def compute_advantage_for_multi_trajectories(data: DataProto, *args: Any, **kwargs: Any) -> Any:
         if ROW_KEPT in data.batch:
-            batch_keys = kwargs.get("batch_keys", args[0] if args else None)
+            batch_keys = kwargs["batch_keys"] if "batch_keys" in kwargs else args[0]
             data.batch[ROW_KEPT] = _session_votes(data.batch[ROW_KEPT], batch_keys)
         result = original(data, *args, **kwargs)
         if ROW_KEPT in result.batch:

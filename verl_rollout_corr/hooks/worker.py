@@ -67,7 +67,8 @@ class _Places:
 
     @classmethod
     def of(cls, data: TensorDict, width: int) -> _Places:
-        prompts, responses = data["prompts"], data["responses"]
+        prompts: Any = data["prompts"]  # torch's types do not know the offsets of a jagged tensor
+        responses: Any = data["responses"]
         if prompts.is_nested:
             before, length = prompts.offsets().diff(), responses.offsets().diff()
         else:
@@ -85,7 +86,7 @@ class _Places:
         read = values.index_select(0, index.flatten()).view(index.shape)
         return torch.where(self.inside, read, torch.zeros_like(read))
 
-    def silence(self, output: torch.Tensor, silent: torch.Tensor) -> torch.Tensor:
+    def silence(self, output: Any, silent: torch.Tensor) -> torch.Tensor:
         """The output with 0, and no gradient, at the response tokens where `silent` (B, T) is set."""
         values = _flat(output)
         size = values.shape[0]
