@@ -1,0 +1,92 @@
+"""The reference is what the code says, and the check that says so notices what it should."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def build() -> Iterator[ModuleType]:
+    """docs/build.py as a module, and nothing of it left behind."""
+    before, path = set(sys.modules), list(sys.path)
+    sys.path.insert(0, str(ROOT / "docs"))
+    import build
+
+    yield build
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if name == "build" or name.partition(".")[0] == "pages":
+            del sys.modules[name]
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    """Pages, docstrings of public names, and links."""
+    command = [sys.executable, str(ROOT / "docs" / "build.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_page_that_differs_is_noticed(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is missing, one that was edited, and one that nothing writes any more."""
+    monkeypatch.setattr(build, "DOCS", tmp_path)
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    (reference / "old.md").write_text("# Old\n")
+    pages = {reference / "a.md": "# A\n", reference / "b.md": "# B\n"}
+    (reference / "a.md").write_text("# A, edited\n")
+    assert list(build.stale(pages)) == [
+        "docs/reference/a.md differs from the code; run: python docs/build.py",
+        "docs/reference/b.md differs from the code; run: python docs/build.py",
+        "docs/reference/old.md is written by nothing; remove it",
+    ]
+
+
+def test_a_dead_link_is_noticed(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a file, to a heading of another page, and to one of its own."""
+    monkeypatch.setattr(build, "DOCS", tmp_path)
+    (tmp_path / "a.md").write_text(
+        "# A `b_c`, d\n[x](b.md) [y](a.md#a-b_c-d) [z](#nowhere) [w](https://example.com/#q)\n"
+    )
+    assert list(build.dead_links()) == [
+        "docs/a.md links to b.md, which does not exist",
+        "docs/a.md links to #nowhere: there is no such heading",
+    ]
+
+
+SOURCE = '''
+"""A module."""
+LIMIT = 1
+KNOWN = 2
+"""Said."""
+_private = 3
+def function(): ...
+def _hidden(): ...
+class Thing:
+    """A thing."""
+    def method(self): ...
+    def _inner(self): ...
+class Kind(Thing):
+    """Has the docstrings of its base."""
+    def method(self): ...
+'''
+
+
+def test_a_public_name_without_a_docstring_is_noticed(build: ModuleType, tmp_path: Path) -> None:
+    """A constant, a function, a method; not a private one, and not one that inherits its docstring."""
+    (tmp_path / "__init__.py").write_text("X = 1\n")
+    (tmp_path / "module.py").write_text(SOURCE)
+    assert build.undocumented(tmp_path) == [
+        "__init__.py:1 module",
+        "__init__.py:1 X",
+        "module.py:3 LIMIT",
+        "module.py:7 function",
+        "module.py:11 Thing.method",
+    ]
