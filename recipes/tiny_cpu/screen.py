@@ -19,6 +19,9 @@ STAGES: tuple[tuple[str, str], ...] = (
 )
 """What the first line that matches means. Lines arrive in this order, but for processes that start side by side."""
 
+NOISE = re.compile(r"target_num_threads \d+ should not exceed|Training Progress:")
+"""What fills the log and says nothing."""
+
 MISMATCH = ("k3_kl", "kl", "ppl_ratio", "log_ppl_abs_diff")
 SILENCE = 15.0
 
@@ -27,6 +30,11 @@ def kept_fraction(step: Step) -> float | None:
     """The share of response tokens that training may use, or None in a run that rejects nothing."""
     masked = step.metrics.get("rollout_corr/rollout_rs_masked_fraction")
     return None if masked is None else 1.0 - masked
+
+
+def is_noise(line: str) -> bool:
+    """Whether a line is left out of what a failed run shows."""
+    return not line.strip() or NOISE.search(line) is not None
 
 
 class Screen:

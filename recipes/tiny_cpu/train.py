@@ -112,7 +112,8 @@ def run(words: list[str], log_file: Path, view: screen.Screen) -> tuple[int, Run
         for line in process.stdout:
             file.write(line)
             file.flush()
-            last.append(line)
+            if not screen.is_noise(line):
+                last.append(line)
             view.line(line, log)
         code = process.wait()
         over.set()

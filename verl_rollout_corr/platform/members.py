@@ -24,11 +24,15 @@ _joined: tuple[int, IO[str]] | None = None
 
 @dataclass(frozen=True)
 class Member:
-    """A process of the run. The time of its start tells it from a later process with the same id."""
+    """A process of the run. The time of its start tells it from a later process with the same id.
+
+    `announced` is False for a process that did not join by itself: it knows no STACK_SIGNAL.
+    """
 
     pid: int
     started: float
     folder: Path
+    announced: bool = True
 
     @property
     def stack_file(self) -> Path:

@@ -77,17 +77,12 @@ class Watched:
         self.cpu_seconds = used
         return worked
 
-    def trouble(self, now: float) -> str | None:
-        """The cause for which the run must end, if this process is one."""
-        if (
-            self.gone_since is not None
-            and now - self.gone_since >= DEAD_AFTER
-            and not self.title.startswith("ray::IDLE")
-        ):
-            return (
-                f"{self.name} died without saying why: it was killed (kill -9, or by the kernel when memory ran out) "
-                "or it crashed"
-            )
+    def dead(self, now: float, after: float) -> bool:
+        """Whether it is gone, without having left. Ray ends its idle processes as it likes."""
+        return self.gone_since is not None and now - self.gone_since >= after and not self.title.startswith("ray::IDLE")
+
+    def stopped(self, now: float) -> str | None:
+        """What to say of a process that is stopped for too long."""
         if self.stopped_since is not None and now - self.stopped_since >= STOPPED_AFTER:
             duration = now - self.stopped_since
             return (
@@ -129,27 +124,52 @@ class Watchdog:
         self.folder = folder
         self.stalled_after = stalled_after
         self.watched: dict[int, Watched] = {}
+        self._engines: dict[int, tuple[Member, int]] = {}
         self._work: deque[tuple[float, float]] = deque()
         self._started: float | None = None
 
     def check(self, now: float) -> str | None:
         """Looks once. Returns None, or what happened, with what helps to find out why."""
-        present = {member.pid: member for member in members.announced(self.folder)}
-        self.watched = {pid: self.watched.get(pid) or Watched(member) for pid, member in present.items()}
-        self._work.append((now, sum([watched.look(now) for watched in self.watched.values()])))
+        self._work.append((now, self._look(now)))
+        death = self.death(now, DEAD_AFTER)
+        if death is not None:
+            return death
         for watched in self.watched.values():
-            cause = watched.trouble(now)
+            cause = watched.stopped(now)
             if cause is not None:
-                return "\n".join([cause, *self._circumstances(watched)])
+                return "\n".join([cause, *_circumstances(watched)])
         return self._stall(now)
 
-    def _circumstances(self, watched: Watched) -> list[str]:
-        memory = psutil.virtual_memory()
-        lines = [f"  memory: {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free now"]
-        log = last_lines(watched.log, 8)
-        if log:
-            lines += [f"  its last lines, in {watched.log}:", *(f"    {line}" for line in log)]
-        return lines
+    def _look(self, now: float) -> float:
+        """Updates what is known of every process; returns the CPU seconds that they used since the last look."""
+        present = {member.pid: member for member in members.announced(self.folder)}
+        for member in present.values():
+            engine = _engine_above(member)
+            if engine is not None:
+                self._engines[engine.pid] = (engine, member.pid)
+        # An engine is remembered beyond its death, until its worker has left.
+        present |= {pid: engine for pid, (engine, worker) in self._engines.items() if worker in present}
+        self.watched = {pid: self.watched.get(pid) or Watched(member) for pid, member in present.items()}
+        return sum([watched.look(now) for watched in self.watched.values()])
+
+    def death(self, now: float, after: float) -> str | None:
+        """Who has been gone for so long, the first one first."""
+        dead = [watched for watched in self.watched.values() if watched.dead(now, after)]
+        if not dead:
+            return None
+        # Of a parent and a child that are found dead at once, the parent took the child along.
+        dead.sort(key=lambda watched: (watched.gone_since or now, watched.member.started))
+        cause = (
+            f"{dead[0].name} died without saying why: it was killed (kill -9, or by the kernel when memory ran out) or "
+            "it crashed"
+        )
+        others = [f"  gone since: {', '.join(watched.name for watched in dead[1:])}"] if dead[1:] else []
+        return "\n".join([cause, *others, *_circumstances(dead[0])])
+
+    def last_look(self, now: float) -> str | None:
+        """Who is gone when the driver ends."""
+        self._look(now)
+        return self.death(now, 0.0)
 
     def _stall(self, now: float) -> str | None:
         """Whether nobody has worked for as long as a run may be idle."""
@@ -171,8 +191,32 @@ class Watchdog:
         return "\n".join(lines)
 
 
+def _engine_above(member: Member) -> Member | None:
+    """The engine of vLLM above one of its workers: it imports nothing of verl, so it cannot announce itself."""
+    process = member.process()
+    parent = process.parent() if process is not None else None
+    try:
+        if parent is None or not _title(parent).startswith("VLLM::"):
+            return None
+        return Member(parent.pid, parent.create_time(), member.folder, announced=False)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _circumstances(watched: Watched) -> list[str]:
+    """What may help to find out why."""
+    memory = psutil.virtual_memory()
+    lines = [f"  memory: {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free now"]
+    log = last_lines(watched.log, 8)
+    if log:
+        lines += [f"  its last lines, in {watched.log}:", *(f"    {line}" for line in log)]
+    return lines
+
+
 def _innermost_frames(member: Member, count: int = 4) -> list[str]:
-    """Where the main thread of a process is, from the process itself; nothing if it does not answer."""
+    """Where the main thread of a process is, from the process itself."""
+    if not member.announced:
+        return ["it cannot say"]
     try:
         os.kill(member.pid, members.STACK_SIGNAL)
     except ProcessLookupError:
@@ -230,19 +274,19 @@ def start() -> None:
     stalled_after = environment.seconds(environment.STALL_SECONDS, STALLED_AFTER)
     _folder = Path(tempfile.mkdtemp(prefix="verl-cpu-run-"))
     os.environ[environment.WATCH_DIR] = str(_folder)
+    watchdog = Watchdog(_folder, stalled_after=stalled_after)
     over = threading.Event()
-    thread = threading.Thread(
-        target=_watch,
-        args=(Watchdog(_folder, stalled_after=stalled_after), over),
-        name="verl-cpu-watchdog",
-        daemon=True,
-    )
+    thread = threading.Thread(target=_watch, args=(watchdog, over), name="verl-cpu-watchdog", daemon=True)
     # Ray registered its shutdown when it was imported, so this runs before Ray ends the workers.
-    atexit.register(_stop, over, thread, _folder)
+    atexit.register(_stop, over, thread, watchdog)
     thread.start()
 
 
-def _stop(over: threading.Event, thread: threading.Thread, folder: Path) -> None:
+def _stop(over: threading.Event, thread: threading.Thread, watchdog: Watchdog) -> None:
+    """The driver ends. Where it does so because Ray told it of a death, Ray's error does not say who died of what."""
     over.set()
     thread.join(timeout=5 * PERIOD)
-    shutil.rmtree(folder, ignore_errors=True)
+    report = watchdog.last_look(time.monotonic())
+    if report is not None:
+        _say(report)
+    shutil.rmtree(watchdog.folder, ignore_errors=True)
