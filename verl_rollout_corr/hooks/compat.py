@@ -261,6 +261,16 @@ SEAMS: tuple[Seam, ...] = (
 """Everything of verl that this package replaces."""
 
 
+SEPARATE_TRAINER_MODULES: tuple[str, ...] = (
+    "verl.checkpoint_engine.base",
+    "verl.trainer.ppo.rollout_corr_helper",
+    "verl.trainer.ppo.ray_trainer",
+    "verl.experimental.separation.ray_trainer",
+    "verl.experimental.fully_async_policy.detach_utils",
+)
+"""The modules whose seams the process of a one_step_off or fully_async trainer needs."""
+
+
 def seam_modules() -> tuple[str, ...]:
     """The modules that carry a seam."""
     return tuple(dict.fromkeys(seam.module for seam in SEAMS))

@@ -7,53 +7,36 @@ not the unresolvable interpolation in the preset. Resolving a preset checks and 
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import logging
 import os
-import sys
 from types import ModuleType
-from typing import Any
 
 from verl_rollout_corr.errors import RolloutCorrError
 from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.platform import on_import
 
 logger = logging.getLogger(__name__)
 
-_RESOLVED_ELSEWHERE = "verl.experimental.fully_async_policy.fully_async_trainer"
-"""The one trainer whose process receives a configuration that another process resolved, so that no resolver runs in it."""
+_SEPARATE_TRAINERS = "verl.experimental.separation.ray_trainer"
+"""The base of one_step_off's and fully_async's trainers."""
 
 
-class _FullyAsyncFinder(importlib.abc.MetaPathFinder):
-    """Applies the seams in the fully asynchronous trainer's process. They let verl's own code run where no preset is on."""
+def _apply_to_separate_trainers(module: ModuleType) -> None:
+    """Applies the trainer's seams before a trainer is derived from `module`. They let verl's own code run where no preset is on.
 
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> Any:
-        if fullname != _RESOLVED_ELSEWHERE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _FullyAsyncLoader(spec.loader)
-        return spec
+    FullyAsyncTrainer is an actor of its own, with a configuration that another process resolved: no resolver runs in it. And Ray copies
+    every inherited method into a class when it makes it an actor, which fully_async does when it is imported: what is replaced in a base
+    later, when the preset is resolved, has no effect on the copy.
+    """
+    from verl_rollout_corr.hooks import compat
 
-
-class _FullyAsyncLoader(importlib.abc.Loader):
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self.inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.inner.exec_module(module)
-        from verl_rollout_corr.hooks import compat
-
-        try:
-            compat.apply_all()
-        except RolloutCorrError as error:
-            # Without a preset another verl is none of our business; with one the actor refuses a batch that was not corrected.
-            logger.warning("rollout_corr: the hook is off in the fully asynchronous trainer: %s", error)
+    try:
+        compat.check_version()
+        for name in compat.SEPARATE_TRAINER_MODULES:
+            compat.apply_module(name)
+    except RolloutCorrError as error:
+        # Without a preset another verl is none of our business; with one the actor refuses a batch that was not corrected.
+        logger.warning("rollout_corr: the hook is off in trainers derived from %s: %s", module.__name__, error)
 
 
 def activate(config: RolloutCorrConfig) -> None:
@@ -72,8 +55,7 @@ def load() -> None:
         from verl_rollout_corr import platform
 
         platform.register()
-    if not any(isinstance(finder, _FullyAsyncFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _FullyAsyncFinder())
+    on_import.when_imported(_SEPARATE_TRAINERS, _apply_to_separate_trainers)
     from verl_rollout_corr import resolver
 
     resolver.register(activate)
