@@ -56,6 +56,13 @@ def test_by_hand() -> None:
     assert value(bkl, rollout, train) == pytest.approx(one, rel=1e-12)
 
 
+@pytest.mark.parametrize(("p", "q"), [(0.9, 0.1), (0.9, 1e-9), (0.99, 0.3), (1e-9, 0.5), (0.5, 0.4999)])
+def test_bkl_by_hand_near_and_far(p: float, q: float) -> None:
+    """The larger of the two Bernoulli divergences, on both sides of where the formula changes."""
+    divergences = [a * math.log(a / b) + (1 - a) * (math.log1p(-a) - math.log1p(-b)) for a, b in ((p, q), (q, p))]
+    assert value(bkl, math.log(p), math.log(q)) == pytest.approx(max(divergences), rel=1e-8)
+
+
 @given(log_probs, log_probs)
 def test_distances_are_not_negative(train: float, rollout: float) -> None:
     """And finite for finite log-probs below certainty."""
