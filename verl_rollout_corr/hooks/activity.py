@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import sys
 
-from verl_rollout_corr.grammar import RolloutCorrConfig, Weights
+from verl_rollout_corr.grammar import Bounds, RolloutCorrConfig, Weights
 
 _announced: set[str] = set()
 
@@ -22,17 +22,20 @@ def in_ray_actor() -> bool:
 def _weights_text(weights: Weights | None) -> str:
     if weights is None:
         return "none"
-    bounds = f"[{weights.bounds.lower if weights.bounds.lower is not None else '-'},{weights.bounds.upper if weights.bounds.upper is not None else '-'}]"
     normalize = f"/{weights.normalize}" if weights.normalize is not None else ""
-    return f"{weights.level}{bounds}{weights.outside}{normalize}"
+    return f"{weights.level}{_bounds_text(weights.bounds)}{weights.outside}{normalize}"
+
+
+def _bounds_text(bounds: Bounds) -> str:
+    lower, upper = ("-" if bound is None else bound for bound in (bounds.lower, bounds.upper))
+    return f"[{lower},{upper}]"
 
 
 def _criteria_text(config: RolloutCorrConfig) -> str:
     texts: list[str] = []
     for criterion in config.reject:
-        lower, upper = criterion.bounds.lower, criterion.bounds.upper
         when = f"@{criterion.when}" if criterion.when is not None else ""
-        texts.append(f"{criterion.name}[{'-' if lower is None else lower},{'-' if upper is None else upper}]{when}")
+        texts.append(f"{criterion.name}{_bounds_text(criterion.bounds)}{when}")
     return ",".join(texts) or "none"
 
 
@@ -41,7 +44,8 @@ def describe(config: RolloutCorrConfig) -> str:
     preset = "+".join(config.presets) or "custom"
     return (
         f"preset={preset} mode={config.mode} loss={config.loss} weights={_weights_text(config.weights)} "
-        f"criteria={_criteria_text(config)} denominator={config.denominator} baseline={config.baseline} invalid={config.invalid} "
+        f"criteria={_criteria_text(config)} denominator={config.denominator} "
+        f"baseline={config.baseline} invalid={config.invalid} "
         f"verl_rollout_corr={importlib.metadata.version('verl-rollout-corr')} verl={importlib.metadata.version('verl')}"
     )
 

@@ -1,8 +1,8 @@
 """What this package relies on in verl: the supported versions, and each seam with its signature.
 
-No other file replaces anything in verl. A seam is checked before it is replaced: the parameters of the function, and the
-names that its body must use for the replacement to have an effect. A verl that differs stops the run here, with the version
-found, instead of training without correction.
+No other file replaces anything in verl. A seam is checked before it is replaced: the parameters of the function, and
+the names that its body must use for the replacement to have an effect. A verl that differs stops the run here, with the
+version found, instead of training without correction.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _MARK = "__rollout_corr_seam__"
 class Seam:
     """One attribute of verl that is wrapped.
 
-    `wrapper` is "module:function", a function that takes the original and returns the replacement; it is imported when the seam is
-    applied, so that this table costs nothing. `names_used` are names that the original's body must mention.
+    `wrapper` is "module:function", a function that takes the original and returns the replacement; it is imported when
+    the seam is applied, so that this table costs nothing. `names_used` are names that the original's body must mention.
     """
 
     module: str
@@ -49,8 +49,8 @@ class Seam:
 class Trainer:
     """A trainer whose path from the rollout to the actor's loss the hook was written for, and the end-to-end tests run.
 
-    `restores_old_policy`: pi_old of every update between two publications is the policy that was published, restored for it.
-    `joins_updates`: an aggregator of its own reports the updates between two publications as one.
+    `restores_old_policy`: pi_old of every update between two publications is the policy that was published, restored
+    for it. `joins_updates`: an aggregator of its own reports the updates between two publications as one.
     """
 
     path: str
@@ -74,14 +74,15 @@ TRAINERS: tuple[Trainer, ...] = (
 
 
 def known_trainer(trainer_class: type) -> Trainer:
-    """The entry of this class itself, not of a base: a subclass may change what the hook relies on. Raises HookError."""
+    """The entry of this class, not of a base: a subclass may change what the hook relies on. Raises HookError."""
     path = f"{trainer_class.__module__}.{trainer_class.__name__}"
     for trainer in TRAINERS:
         if trainer.path == path:
             return trainer
     raise HookError(
-        f"rollout_corr: the trainer {path} is not known, so it is not known whether all that it trains on would be corrected. Known: "
-        f"{', '.join(trainer.path for trainer in TRAINERS)}. Start one of them, or leave +rollout_corr out"
+        f"rollout_corr: the trainer {path} is not known, so it is not known whether all that it trains on would be "
+        f"corrected. Known: {', '.join(trainer.path for trainer in TRAINERS)}. Start one of them, or leave "
+        "+rollout_corr out"
     )
 
 
@@ -287,8 +288,8 @@ def check_version() -> str:
         ) from None
     if version not in SUPPORTED_VERL:
         raise HookError(
-            f"rollout_corr: found verl {version}; supported: {', '.join(SUPPORTED_VERL)}. Install a supported verl, or a "
-            "verl-rollout-corr that supports this one. Without +rollout_corr verl runs as if this package were absent"
+            f"rollout_corr: found verl {version}; supported: {', '.join(SUPPORTED_VERL)}. Install a supported verl, or "
+            "a verl-rollout-corr that supports this one. Without +rollout_corr verl runs as if this package were absent"
         )
     return version
 
@@ -320,19 +321,21 @@ def _code_names(function: Callable[..., Any]) -> set[str]:
 def check_seam(seam: Seam, original: Callable[..., Any]) -> None:
     """Raises HookError if `original` is not the function that the seam was written for."""
     unwrapped = inspect.unwrap(original)
-    # Ray adds this to the signature (not to the code) of the methods of a class that it makes an actor, and of its bases.
+    # Ray adds this to the signature (not to the code) of the methods of a class that it makes an actor, and of its
+    # bases.
     parameters = tuple(name for name in inspect.signature(unwrapped).parameters if name != "_ray_trace_ctx")
     version = importlib.metadata.version("verl")
     if parameters != seam.parameters:
         raise HookError(
             f"rollout_corr: {seam.where} of verl {version} takes ({', '.join(parameters)}), expected "
-            f"({', '.join(seam.parameters)}); it is wrapped because {seam.reason}. Supported: {', '.join(SUPPORTED_VERL)}"
+            f"({', '.join(seam.parameters)}); it is wrapped because {seam.reason}. "
+            f"Supported: {', '.join(SUPPORTED_VERL)}"
         )
     missing = sorted(set(seam.names_used) - _code_names(original))
     if missing:
         raise HookError(
-            f"rollout_corr: {seam.where} of verl {version} no longer uses {', '.join(missing)}, so wrapping it would have no "
-            f"effect or a wrong one. Supported: {', '.join(SUPPORTED_VERL)}"
+            f"rollout_corr: {seam.where} of verl {version} no longer uses {', '.join(missing)}, so wrapping it would "
+            f"have no effect or a wrong one. Supported: {', '.join(SUPPORTED_VERL)}"
         )
 
 

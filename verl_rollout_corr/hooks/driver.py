@@ -1,4 +1,6 @@
-"""What both trainers do around the actor's update: correct the whole batch, and turn what the workers send into metrics."""
+"""What both trainers do around the actor's update: correct the whole batch, and turn what the workers send into
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ def missing_rollout_log_probs() -> MissingRolloutLogProbsError:
     """The error for a batch in which the engine's log-probs are absent."""
     return MissingRolloutLogProbsError(
         "rollout_corr: the batch has no rollout_log_probs, so nothing can be corrected; set "
-        "actor_rollout_ref.rollout.calculate_log_probs=true, and see that the agent loop passes the engine's log-probs on"
+        "actor_rollout_ref.rollout.calculate_log_probs=true, and see that the agent loop passes the engine's log-probs "
+        "on"
     )
 
 
@@ -112,13 +115,14 @@ def decide_batch(
         warn_once(
             state,
             "all_rejected",
-            "every response token of a batch was rejected: the update is zero. Compare rollout_corr/rollout_rs_*_mean with the bounds",
+            "every response token of a batch was rejected: the update is zero. Compare "
+            "rollout_corr/rollout_rs_*_mean with the bounds",
         )
     return result
 
 
 def check_rollout(columns: dict[str, torch.Tensor], spec: RolloutCorrConfig) -> None:
-    """Bypass mode's check of the engine's log-probs, before the workers use them as pi_old. Raises as `correct` does."""
+    """Bypass mode's check of the engine's log-probs, before workers use them as pi_old. Raises as `correct` does."""
     if "rollout_log_probs" not in columns:
         raise missing_rollout_log_probs()
     if spec.invalid is Invalid.ERROR:
@@ -127,7 +131,9 @@ def check_rollout(columns: dict[str, torch.Tensor], spec: RolloutCorrConfig) -> 
 
 
 def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> tuple[torch.Tensor, Sums | None]:
-    """Removes what the workers sent from verl's metrics and returns the totals. Raises HookError if nothing came: the loss ran without us."""
+    """Removes what the workers sent from verl's metrics and returns the totals. Raises HookError if nothing came: the
+    loss ran without us.
+    """
     applied = metrics.pop(prefix + APPLIED_KEY, None)
     if applied is None:
         raise HookError(
@@ -139,18 +145,22 @@ def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> tuple[torch.
 
 
 def check_applied(applied: torch.Tensor, keep: torch.Tensor, mask: torch.Tensor, updates: int) -> None:
-    """Raises HookError unless the loss saw exactly the tokens that the trainer decided on, `updates` (ppo_epochs) times."""
+    """Raises HookError unless the loss saw exactly the tokens that the trainer decided on, `updates` (ppo_epochs)
+    times.
+    """
     expected = (int(mask.sum()) * updates, int(keep.sum()) * updates)
     found = (round(float(applied[0])), round(float(applied[1])))
     if found != expected:
         raise HookError(
-            f"rollout_corr: the actor's loss saw {found[0]} response tokens of which {found[1]} kept, the trainer decided on "
-            f"{expected[0]} and {expected[1]}: the batch was changed on its way"
+            f"rollout_corr: the actor's loss saw {found[0]} response tokens of which {found[1]} kept, the trainer "
+            f"decided on {expected[0]} and {expected[1]}: the batch was changed on its way"
         )
 
 
 def admit(trainer: Any, spec: RolloutCorrConfig) -> compat.Trainer:
-    """What is known of this trainer; says once, in its process, what is active. Raises HookError for a trainer that is not known."""
+    """What is known of this trainer; says once, in its process, what is active. Raises HookError for a trainer that is
+    not known.
+    """
     known = compat.known_trainer(type(trainer))
     activity.announce("trainer", spec)
     return known

@@ -32,7 +32,9 @@ def wrap_workers_start(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def row_staleness(trainer: Any, batch: Any, updates: int) -> torch.Tensor:
-    """(B,) int64: published versions between the oldest weights that sampled the row and those after `updates` updates; -1 unknown."""
+    """(B,) int64: published versions between the oldest weights that sampled the row and those after `updates` updates;
+    -1 unknown.
+    """
     versions = batch.non_tensor_batch.get("min_global_steps")
     if versions is None:
         return torch.full((len(batch),), -1, dtype=torch.int64)
@@ -49,7 +51,7 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, batch)
         known = driver.admit(self, spec)
         state = driver.state_of(self)
-        columns = {name: batch.batch[name] for name in batch.batch.keys()}
+        columns = {name: batch.batch[name] for name in batch.batch.keys()}  # noqa: SIM118 - iterating a TensorDict gives its rows
         lags = row_staleness(self, batch, driver.old_policy_updates(self, spec, known))
         sums = keep = None
         shipped = batch.select(deepcopy=False)

@@ -38,7 +38,9 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def row_staleness(trainer: Any, batch: Any, updates: int) -> torch.Tensor:
-    """(B,) int64: published versions between the oldest weights that sampled the row and those after `updates` updates; -1 unknown."""
+    """(B,) int64: published versions between the oldest weights that sampled the row and those after `updates` updates;
+    -1 unknown.
+    """
     versions = [None if tag.get("is_padding", False) else tag.get("min_global_steps") for tag in batch.tags]
     return history_of(trainer.actor_rollout_wg).lags(versions, updates)
 
@@ -52,7 +54,9 @@ def _fetch(batch: Any) -> tuple[dict[str, torch.Tensor], Any, torch.Tensor]:
 
 
 def _ship(batch: Any, fields: dict[str, torch.Tensor]) -> Any:
-    """Writes our columns into the queue and returns the batch description that names them: workers fetch only named fields."""
+    """Writes our columns into the queue and returns the batch description that names them: workers fetch only named
+    fields.
+    """
     extra_info = dict(batch.extra_info)
     updated = tq.kv_batch_put(
         keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))

@@ -1,7 +1,8 @@
 """Writes what reached the actor's loss, when `rollout_corr.dump.dir` is set: the ground truth of what was trained on.
 
-One file per micro-batch, `step{step:06d}_rank{rank}_{count:04d}.pt`, a dictionary that torch.load(weights_only=True) reads: padded columns
-before rejected tokens are neutralised, keep, the log-probs of the forward pass, what the loss divides by, and the loss.
+One file per micro-batch, `step{step:06d}_rank{rank}_{count:04d}.pt`, a dictionary that torch.load(weights_only=True)
+reads: padded columns before rejected tokens are neutralised, keep, the log-probs of the forward pass, what the loss
+divides by, and the loss.
 """
 
 from __future__ import annotations

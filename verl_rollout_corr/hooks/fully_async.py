@@ -1,7 +1,8 @@
 """The metrics of fully_async between two synchronisations: joined from sums, not averaged by letters in their names.
 
-FullyAsyncTrainer hands each update's metrics to an aggregator, which averages, adds or takes the largest by what the name contains. The
-update's statistics travel with them, under a name that the aggregator skips, and the aggregator's window decides which updates are joined.
+FullyAsyncTrainer hands each update's metrics to an aggregator, which averages, adds or takes the largest by what the
+name contains. The update's statistics travel with them, under a name that the aggregator skips, and the aggregator's
+window decides which updates are joined.
 """
 
 from __future__ import annotations

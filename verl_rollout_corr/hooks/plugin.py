@@ -1,8 +1,9 @@
 """The entry point that verl loads in every process (group `verl.plugins`). Importing this module switches the hook on.
 
-It costs a resolver and a finder: nothing of verl, torch or the maths is imported until a preset is resolved. The resolver `rollout_corr` is
-registered last, so that a preset cannot be resolved in a process where anything here failed: verl swallows the exception of a plug-in, but
-not the unresolvable interpolation in the preset. Resolving a preset checks and applies every seam, before any worker starts.
+It costs a resolver and a finder: nothing of verl, torch or the maths is imported until a preset is resolved. The
+resolver `rollout_corr` is registered last, so that a preset cannot be resolved in a process where anything here failed:
+verl swallows the exception of a plug-in, but not the unresolvable interpolation in the preset. Resolving a preset
+checks and applies every seam, before any worker starts.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ _SEPARATE_TRAINERS = "verl.experimental.separation.ray_trainer"
 
 
 def _apply_to_separate_trainers(module: ModuleType) -> None:
-    """Applies the trainer's seams before a trainer is derived from `module`. They let verl's own code run where no preset is on.
+    """Applies the trainer's seams before a trainer is derived from `module`. They let verl's own code run where no
+    preset is on.
 
-    FullyAsyncTrainer is an actor of its own, with a configuration that another process resolved: no resolver runs in it. And Ray copies
-    every inherited method into a class when it makes it an actor, which fully_async does when it is imported: what is replaced in a base
-    later, when the preset is resolved, has no effect on the copy.
+    FullyAsyncTrainer is an actor of its own, with a configuration that another process resolved: no resolver runs in
+    it. And Ray copies every inherited method into a class when it makes it an actor, which fully_async does when it is
+    imported: what is replaced in a base later, when the preset is resolved, has no effect on the copy.
     """
     from verl_rollout_corr.hooks import compat
 
@@ -35,12 +37,15 @@ def _apply_to_separate_trainers(module: ModuleType) -> None:
         for name in compat.SEPARATE_TRAINER_MODULES:
             compat.apply_module(name)
     except RolloutCorrError as error:
-        # Without a preset another verl is none of our business; with one the actor refuses a batch that was not corrected.
+        # Without a preset another verl is none of our business; with one the actor refuses a batch that was not
+        # corrected.
         logger.warning("rollout_corr: the hook is off in trainers derived from %s: %s", module.__name__, error)
 
 
 def activate(config: RolloutCorrConfig) -> None:
-    """Called whenever a preset is resolved in this process: applies every seam and says what is active. Raises HookError."""
+    """Called whenever a preset is resolved in this process: applies every seam and says what is active. Raises
+    HookError.
+    """
     from verl_rollout_corr.hooks import activity, compat
 
     compat.apply_all()

@@ -1,7 +1,8 @@
-"""The node of verl's actor configuration that carries ours into every process, and the policy loss that bypass mode runs.
+"""The node of verl's actor configuration that carries ours into every process, and the policy loss that bypass mode
+runs.
 
-A preset points `actor_rollout_ref.actor.policy_loss._target_` here, so that every process which builds the actor's configuration imports
-this module (or fails), and its seams are applied before the worker binds its loss.
+A preset points `actor_rollout_ref.actor.policy_loss._target_` here, so that every process which builds the actor's
+configuration imports this module (or fails), and its seams are applied before the worker binds its loss.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def parse_spec(spec: str) -> RolloutCorrConfig:
 class RolloutCorrPolicyLossConfig(PolicyLossConfig):
     """verl's policy-loss configuration plus ours, as the JSON text `rollout_corr`.
 
-    Raises ConfigError if the text is missing or the loss mode does not fit, HookError if this verl is not the one that the
-    seams were written for.
+    Raises ConfigError if the text is missing or the loss mode does not fit, HookError if this verl is not the one that
+    the seams were written for.
     """
 
     rollout_corr: str = ""
@@ -53,13 +54,13 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
         spec = self.spec
         if spec.mode is Mode.BYPASS and self.loss_mode != LOSS_MODE:
             raise ConfigError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode} with rollout_corr.mode=bypass: the loss of bypass mode is "
-                f"rollout_corr.loss ({', '.join(Loss)}); remove the override of loss_mode"
+                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode} with rollout_corr.mode=bypass: the "
+                f"loss of bypass mode is rollout_corr.loss ({', '.join(Loss)}); remove the override of loss_mode"
             )
         if spec.mode is Mode.DECOUPLED and self.loss_mode == LOSS_MODE:
             raise ConfigError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={LOSS_MODE} with rollout_corr.mode=decoupled: name one of verl's policy losses "
-                "(vanilla, gspo, ...), or take a bypass preset"
+                f"actor_rollout_ref.actor.policy_loss.loss_mode={LOSS_MODE} with rollout_corr.mode=decoupled: name "
+                "one of verl's policy losses (vanilla, gspo, ...), or take a bypass preset"
             )
         compat.check_version()
         compat.apply_module("verl.workers.engine_workers")
@@ -85,7 +86,8 @@ def bypass_policy_loss(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The loss of bypass mode (contract section 7), on a batch whose rejected tokens the ppo_loss seam has already neutralised.
+    """The loss of bypass mode (contract section 7), on a batch whose rejected tokens the ppo_loss seam has already
+    neutralised.
 
     ppo_clip: PPO-clip on pi_theta / mu, dual-clipped as verl's own loss is. reinforce: -sg(w) A log pi_theta.
     Shapes: (B, T) all; `old_log_prob` is log mu. Returns the scalar loss and no metrics (the seam sends the sums).
@@ -94,7 +96,8 @@ def bypass_policy_loss(
     spec = getattr(config.policy_loss, "spec", None)
     if spec is None:
         raise HookError(
-            f"policy_loss.loss_mode={LOSS_MODE} without a preset: start the run with +rollout_corr=bypass_ppo_clip or another preset"
+            f"policy_loss.loss_mode={LOSS_MODE} without a preset: start the run with +rollout_corr=bypass_ppo_clip or "
+            "another preset"
         )
     if spec.loss is Loss.REINFORCE:
         per_token = losses.reinforce(log_prob, rollout_is_weights, advantages)

@@ -1,8 +1,9 @@
 """How additive statistics travel from the actor's loss to the trainer, through verl's metrics, unharmed.
 
-verl collects a metric that is neither a number nor its own `Metric` in a flat list over micro-batches, ranks and mini-batches, and
-then takes numpy's mean of it (verl/utils/metric/utils.py, reduce_metrics; verl/workers/engine_workers.py, train_mini_batch). `Carried`
-turns that mean into the sum that additive statistics need: it adds as its contents add, and dividing it by a count leaves it alone.
+verl collects a metric that is neither a number nor its own `Metric` in a flat list over micro-batches, ranks and
+mini-batches, and then takes numpy's mean of it (verl/utils/metric/utils.py, reduce_metrics;
+verl/workers/engine_workers.py, train_mini_batch). `Carried` turns that mean into the sum that additive statistics need:
+it adds as its contents add, and dividing it by a count leaves it alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ SUMS_KEY = "rollout_corr/sums"
 """Bypass mode: the micro-batch's `Sums`. Never reaches a tracker."""
 
 APPLIED_KEY = "rollout_corr/applied"
-"""Both modes: a float64 tensor (response tokens, kept tokens, sum of weights) of what the loss was given. Never reaches a tracker."""
+"""Both modes: a float64 tensor (response tokens, kept tokens, sum of weights) of what the loss was given. Never reaches
+a tracker.
+"""
 
 
 class Carried:

@@ -1,9 +1,9 @@
 """Which weights sampled a row, in every trainer: a record of what was published, not a formula per trainer.
 
-verl stamps a row with the number that the trainer gave to `CheckpointEngineManager.update_weights`. What that number means differs:
-RayPPOTrainer and V1 publish version t after update t, one_step_off publishes version t before it (so its rows are one update older than
-their number says), fully_async counts synchronisations. So each publication is recorded together with the number of updates that the
-actor had made by then.
+verl stamps a row with the number that the trainer gave to `CheckpointEngineManager.update_weights`. What that number
+means differs: RayPPOTrainer and V1 publish version t after update t, one_step_off publishes version t before it (so its
+rows are one update older than their number says), fully_async counts synchronisations. So each publication is recorded
+together with the number of updates that the actor had made by then.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class WeightHistory:
         """The engines now have the actor's weights under this number. None: the trainer gave no number."""
         if version is None:
             return
-        # A number that is given twice keeps the older weights: rows sampled in between must not look fresher than they are.
+        # A number that is given twice keeps the older weights: rows sampled in between must not look fresher than they
+        # are.
         self._published.setdefault(version, self.updates)
         if not self._counts or self._counts[-1] != self.updates:
             self._counts.append(self.updates)
@@ -46,7 +47,8 @@ class WeightHistory:
         return self._counts[-1] if self._counts else 0
 
     def lag(self, version: Any, updates: int) -> int:
-        """Published versions between those weights and the ones after `updates` updates; -1 for a number never published.
+        """Published versions between those weights and the ones after `updates` updates; -1 for a number never
+        published.
 
         0 exactly when they are the same weights: updates since the last publication count as one more version.
         """
@@ -77,8 +79,8 @@ def wrap_update_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     inner = getattr(original, "__wrapped__", None)
     if not inspect.iscoroutinefunction(inner):
         raise HookError(
-            "rollout_corr: CheckpointEngineManager.update_weights is no longer a coroutine under verl's auto_await, so the versions of the "
-            "weights cannot be recorded; install a supported verl"
+            "rollout_corr: CheckpointEngineManager.update_weights is no longer a coroutine under verl's auto_await, "
+            "so the versions of the weights cannot be recorded; install a supported verl"
         )
 
     @auto_await
