@@ -1,0 +1,94 @@
+"""Bypass mode's loss by hand: the gradient of each token's log-prob, decided from the current policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooks import direct
+from hooks.rows import Row
+
+PROMPT = torch.tensor([3, 4])
+
+
+def row(log_ratios: list[float], mask: list[int], advantage: float) -> tuple[Row, Tensor]:
+    """A row whose engine gave every token log mu = -2, and the current log-probs that make these log-ratios."""
+    length = len(mask)
+    columns = {"old_log_probs": torch.full((length,), -2.0), "advantages": torch.full((length,), advantage)}
+    return Row(PROMPT, torch.full((length,), 5), torch.tensor(mask), columns), torch.tensor(log_ratios) - 2.0
+
+
+# Row 0: product e^0.3, row 1: product e^1.0 (above 2), row 2: a tool token with an absurd ratio between two turns.
+CASES = [row([0.1, 0.2], [1, 1], 1.0), row([0.5, 0.5], [1, 1], -2.0), row([0.1, 9.0, -0.1], [1, 0, 1], 3.0)]
+ROWS, CURRENT = [case[0] for case in CASES], [case[1] for case in CASES]
+TOKENS = 6
+
+
+def gradients(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], **actor: Any) -> list[list[float]]:
+    """Times the number of response tokens, which token-mean divides by."""
+    config = direct.configuration({"mode": "bypass"} | spec, monkeypatch, **actor)
+    found = direct.call(config, ROWS, log_probs=CURRENT)
+    return [(gradient * TOKENS).tolist() for gradient in found.gradients]
+
+
+def expect(found: list[list[float]], *rows: list[float]) -> None:
+    for one, other in zip(found, rows, strict=True):
+        assert one == pytest.approx(other, rel=1e-5, abs=1e-7)
+
+
+E = torch.e
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ({"level": "token"}, [[E**0.1, E**0.2], [E**0.5, E**0.5], [E**0.1, 0, E**-0.1]]),
+        ({"level": "seq_sum", "upper": 2.0}, [[E**0.3] * 2, [2.0] * 2, [1.0, 0, 1.0]]),
+        ({"level": "seq_mean"}, [[E**0.15] * 2, [E**0.5] * 2, [1.0, 0, 1.0]]),
+        ({"level": "turn_sum"}, [[E**0.3] * 2, [E**1.0] * 2, [E**0.1, 0, E**-0.1]]),
+        ({"level": "prefix_sum"}, [[E**0.1, E**0.3], [E**0.5, E**1.0], [E**0.1, 0, 1.0]]),
+        ({"level": "token", "upper": 1.2, "outside": "mask"}, [[E**0.1, 0], [0, 0], [E**0.1, 0, E**-0.1]]),
+        ({"level": None}, [[1, 1], [1, 1], [1, 0, 1]]),
+    ],
+)
+def test_reinforce(monkeypatch: pytest.MonkeyPatch, weights: dict[str, Any], expected: list[list[float]]) -> None:
+    """-w A: the weight is not differentiated, and tool tokens have none."""
+    found = gradients(monkeypatch, {"loss": "reinforce", "weights": weights})
+    expect(found, *([-weight * a for weight in row] for row, a in zip(expected, (1.0, -2.0, 3.0), strict=True)))
+
+
+def test_reinforce_with_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 1's geometric mean e^0.5 is out; the others are divided by all tokens still."""
+    spec = {"loss": "reinforce", "weights": {"level": "token"}, "reject": {"seq_mean_k1": {"upper": 1.5}}}
+    expect(gradients(monkeypatch, spec), [-(E**0.1), -(E**0.2)], [0, 0], [-3 * E**0.1, 0, -3 * E**-0.1])
+
+
+def test_ppo_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """-r A while unclipped: 1.22 > 1 + 0.2 is clipped for A > 0, 1.65 is not for A < 0."""
+    expect(
+        gradients(monkeypatch, {}),
+        [-(E**0.1), 0],
+        [2 * E**0.5, 2 * E**0.5],
+        [-3 * E**0.1, 0, -3 * E**-0.1],
+    )
+
+
+def test_ppo_clip_asymmetric_and_dual(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's clip_ratio_high, and clip_ratio_c for a negative advantage."""
+    found = gradients(monkeypatch, {}, clip_ratio_high=0.3, clip_ratio_c=1.5)
+    expect(found, [-(E**0.1), -(E**0.2)], [0, 0], [-3 * E**0.1, 0, -3 * E**-0.1])
+
+
+def test_ppo_clip_with_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token criterion takes its tokens only, before any clipping."""
+    found = gradients(monkeypatch, {"reject": {"token_k1": {"lower": 0.95, "upper": 1.5}}})
+    expect(found, [-(E**0.1), 0], [0, 0], [-3 * E**0.1, 0, 0])
+
+
+def test_the_sign_of_the_advantage_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`when: negative_advantage`: the same mismatch is kept in row 0 and rejected in row 1."""
+    spec = {"loss": "reinforce", "reject": {"seq_mean_k1": {"upper": 1.01, "when": "negative_advantage"}}}
+    expect(gradients(monkeypatch, spec), [-1, -1], [0, 0], [-3, 0, -3])
