@@ -79,7 +79,8 @@ class GlooCheckpointEngine(CheckpointEngine):
     def __init__(self, bucket_size: int, is_master: bool = False, timeout_seconds: float = 600.0) -> None:
         if bucket_size < ALIGNMENT:
             raise HookError(
-                f"checkpoint_engine.update_weights_bucket_megabytes gives buckets of {bucket_size} bytes; write 1 or more"
+                f"checkpoint_engine.update_weights_bucket_megabytes gives buckets of {bucket_size} bytes; write 1 or "
+                "more"
             )
         # A whole number of alignments, so that a cut tensor goes on at an aligned offset.
         self.bucket_size = bucket_size // ALIGNMENT * ALIGNMENT
@@ -101,11 +102,12 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Rank 0 is the trainer's rank 0, the rollout workers follow, and the trainer's other ranks (-1) stay outside."""
+        """Rank 0 is the trainer's rank 0, the rollout workers follow, the trainer's other ranks (-1) stay outside."""
         endpoint = metadata[0]
         if not isinstance(endpoint, Endpoint):
             raise HookError(
-                f"checkpoint engine gloo: the trainer's rank 0 opened no store, found {endpoint!r}: it must be the first worker"
+                f"checkpoint engine gloo: the trainer's rank 0 opened no store, found {endpoint!r}: it must be the "
+                "first worker"
             )
         world_size = rollout_world_size + 1
         trainer = [0] + [-1] * (actor_wg_world_size - 1)
