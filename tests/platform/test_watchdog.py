@@ -1,0 +1,199 @@
+"""What the watchdog says of processes that die, stop and wait, with real ones and a clock of the test's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from verl_rollout_corr.platform import environment, watchdog
+from verl_rollout_corr.platform.watchdog import Watchdog
+
+
+def titled(name: str, code: str) -> str:
+    """Code that gives the process a name, as Ray and vLLM do."""
+    return f"from setproctitle import setproctitle\nsetproctitle({name!r})\n{code}"
+
+
+def test_nothing_is_said_of_processes_that_work(run: Any) -> None:
+    run.start(run.BUSY)
+    dog = Watchdog(run.folder)
+    assert dog.check(0.0) is None
+    assert dog.check(30.0) is None
+
+
+def test_nothing_is_said_of_a_process_that_left(run: Any) -> None:
+    process = run.start("input()")
+    dog = Watchdog(run.folder)
+    assert dog.check(0.0) is None
+    process.wait(timeout=30)
+    assert dog.check(10.0) is None
+    assert dog.watched == {}
+
+
+def test_a_killed_process_is_named(run: Any) -> None:
+    pytest.importorskip("setproctitle")
+    process = run.start(titled("ray::WorkerDict.update_actor", run.IDLE))
+    dog = Watchdog(run.folder)
+    run.wait_until(lambda: dog.check(0.0) is None and next(iter(dog.watched.values())).title.startswith("ray::"))
+    process.kill()
+    process.wait()
+    assert dog.check(1.0) is None, "it may be on its way out with the run"
+    report = dog.check(1.0 + watchdog.DEAD_AFTER)
+    assert report is not None
+    assert report.startswith(f"ray::WorkerDict.update_actor (pid {process.pid}) died without saying why: it was killed")
+    assert "GiB are free" in report
+
+
+def test_a_process_that_ray_had_no_use_for_may_die(run: Any) -> None:
+    pytest.importorskip("setproctitle")
+    process = run.start(titled("ray::IDLE", run.IDLE))
+    dog = Watchdog(run.folder)
+    run.wait_until(lambda: dog.check(0.0) is None and next(iter(dog.watched.values())).title == "ray::IDLE")
+    process.kill()
+    process.wait()
+    dog.check(1.0)
+    assert dog.check(20.0) is None
+
+
+def test_an_engine_above_its_worker_is_named_first(run: Any) -> None:
+    """The engine does not announce itself, its worker does, and dies with it."""
+    pytest.importorskip("setproctitle")
+    child = (
+        "import subprocess, sys, time\nworker = subprocess.Popen([sys.executable, '-c', sys.argv[1]])\ntime.sleep(120)"
+    )
+    worker = "from verl_rollout_corr.platform import members\nmembers.join()\n" + titled("VLLM::Worker", run.IDLE)
+    engine = subprocess.Popen(
+        [sys.executable, "-c", titled("VLLM::EngineCore", child), worker],
+        env={**os.environ, environment.WATCH_DIR: str(run.folder)},
+    )
+    run.processes.append(engine)
+    dog = Watchdog(run.folder)
+
+    def both_seen() -> bool:
+        assert dog.check(0.0) is None
+        return {one.title for one in dog.watched.values()} == {"VLLM::EngineCore", "VLLM::Worker"}
+
+    run.wait_until(both_seen)
+    (announced,) = [one.member for one in dog.watched.values() if one.member.announced]
+    os.kill(engine.pid, signal.SIGKILL)
+    os.kill(announced.pid, signal.SIGKILL)
+    engine.wait()
+    run.wait_until(lambda: announced.process() is None)
+    dog.check(1.0)
+    report = dog.check(4.0)
+    assert report is not None
+    assert report.splitlines()[0].startswith(f"VLLM::EngineCore (pid {engine.pid}) died")
+    assert f"gone since: VLLM::Worker (pid {announced.pid})" in report
+
+
+def test_a_stopped_process_is_named(run: Any) -> None:
+    process = run.start(run.IDLE)
+    dog = Watchdog(run.folder)
+    dog.check(0.0)
+    os.kill(process.pid, signal.SIGSTOP)
+    run.wait_until(lambda: dog.check(1.0) is None and next(iter(dog.watched.values())).stopped_since is not None)
+    assert dog.check(5.0) is None, "a person may look at it"
+    report = dog.check(1.0 + watchdog.STOPPED_AFTER)
+    assert report is not None
+    assert f"(pid {process.pid}) has been stopped for 10 s" in report
+    assert f"kill -CONT {process.pid}" in report
+
+
+def test_a_process_that_went_on_is_left_alone(run: Any) -> None:
+    process = run.start(run.IDLE)
+    dog = Watchdog(run.folder)
+    os.kill(process.pid, signal.SIGSTOP)
+    run.wait_until(lambda: dog.check(1.0) is None and next(iter(dog.watched.values())).stopped_since is not None)
+    os.kill(process.pid, signal.SIGCONT)
+    run.wait_until(lambda: dog.check(8.0) is None and next(iter(dog.watched.values())).stopped_since is None)
+    assert dog.check(12.0) is None
+
+
+def test_a_run_in_which_nobody_works_has_stalled(run: Any) -> None:
+    code = "import threading\ndef no_reply_comes():\n    threading.Event().wait()\nno_reply_comes()"
+    process = run.start(code)
+    dog = Watchdog(run.folder, stalled_after=20.0)
+    for now in range(0, 20):
+        assert dog.check(float(now)) is None
+    report = dog.check(20.0)
+    assert report is not None
+    assert report.startswith("no process of the run has worked for 20 s")
+    assert "VERL_CPU_STALL_SECONDS" in report
+    assert f"(pid {process.pid}):" in report
+    assert "no_reply_comes" in report
+
+
+def test_zero_seconds_switch_the_check_off(run: Any) -> None:
+    run.start(run.IDLE)
+    dog = Watchdog(run.folder, stalled_after=0.0)
+    for now in range(0, 200, 10):
+        assert dog.check(float(now)) is None
+
+
+def test_the_last_lines_of_a_log_are_shown(tmp_path: Path) -> None:
+    log = tmp_path / "worker.err"
+    log.write_text("\n".join(f"line {i}\n" for i in range(5000)))
+    assert watchdog.last_lines(log, 3) == ["line 4997", "line 4998", "line 4999"]
+    assert watchdog.last_lines(None, 3) == []
+    assert watchdog.last_lines(tmp_path / "absent", 3) == []
+
+
+DRIVER = """
+import os, signal, subprocess, sys, time
+from verl_rollout_corr.platform import environment, watchdog
+watchdog.FAREWELL = 1.0
+watchdog.start()
+code = ("from verl_rollout_corr.platform import members; members.join(); "
+        "import time; print('joined', flush=True); time.sleep(120)")
+worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+worker.stdout.readline(), other.stdout.readline()
+print(worker.pid, other.pid, os.environ[environment.WATCH_DIR], flush=True)
+{then}
+"""
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is alive; an orphan that nobody has waited for is not."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def drive(then: str) -> tuple[int, str, list[int], Path]:
+    """A driver with two workers; returns its exit code, its errors, the workers' ids and the folder of the run."""
+    code = textwrap.dedent(DRIVER).format(then=then)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    first, second, folder = done.stdout.split()
+    return done.returncode, done.stderr, [int(first), int(second)], Path(folder)
+
+
+def test_a_driver_that_waits_for_a_dead_worker_is_ended_with_everything() -> None:
+    code, errors, (dead, other), folder = drive("time.sleep(2); worker.kill(); worker.wait(); time.sleep(100)")
+    assert code == watchdog.EXIT_CODE
+    assert f"(pid {dead}) died without saying why" in errors
+    assert "the run is ended because of that" in errors
+    assert not runs(other)
+    assert not folder.exists()
+
+
+def test_a_driver_that_ends_by_itself_says_who_had_died() -> None:
+    """As when Ray tells it of the death: Ray's error names no signal and no log."""
+    code, errors, (dead, _), folder = drive("time.sleep(2); worker.kill(); worker.wait(); other.kill(); sys.exit(7)")
+    assert code == 7
+    assert f"(pid {dead}) died without saying why" in errors
+    assert not folder.exists()
+
+
+def test_a_driver_that_ends_well_says_nothing() -> None:
+    then = "time.sleep(2); [(one.send_signal(signal.SIGINT), one.wait()) for one in (worker, other)]"
+    code, errors, _, folder = drive(then)
+    assert code == 0
+    assert "[cpu platform]" not in errors
+    assert not folder.exists()
