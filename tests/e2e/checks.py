@@ -1,0 +1,127 @@
+"""What every corrected run must show, whatever its variant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from oracle.compare import PREFIX
+from oracle.decisions import Decided
+from oracle.metrics import metrics as oracle_metrics
+
+import verl_rollout_corr
+from e2e import dumped, independent, reading
+from e2e.dumped import Row, Step
+from e2e.launch import Finished
+
+BY_TRAINER = {"applied_kept_fraction", "applied_weight", "staleness_share"}
+"""What is not a function of the batch's sums alone."""
+
+
+def green(run: Finished, steps: int, *, actors: int = 1, words: Sequence[str] = ()) -> dict[int, dict[str, float]]:
+    """The run ended well, logged every step, and every process said what is active. Returns step -> metrics."""
+    assert run.returncode == 0, f"{run.name} ended with {run.returncode}:\n{run.tail()}"
+    tracked = reading.steps(run.log)
+    assert list(tracked) == list(range(1, steps + 1)), run.tail()
+    said = reading.roles(run.log)
+    assert set(said) == {"driver", "trainer", *(f"actor{rank}" for rank in range(actors))}, said
+    assert len(set(said.values())) == 1, "the processes do not agree on what is active"
+    for word in (*words, "verl=0.9.1"):
+        assert word in next(iter(said.values())), said
+    return tracked
+
+
+def dumps(run: Finished, steps: int) -> dict[int, Step]:
+    """What reached the actor's loss, for every step."""
+    found = dumped.read(run.dumps)
+    assert list(found) == list(range(1, steps + 1))
+    return found
+
+
+def decided(step: Step) -> Decided:
+    """The oracle's decisions from the log-probs that the loss was given: pi_old, or the current policy in bypass mode."""
+    bypass = step.config["mode"] == "bypass"
+    train = [row.log_prob if bypass else row.columns["old_log_probs"] for row in step.rows]
+    return independent.decisions(step, train, step.config)
+
+
+def applied(step: Step, want: Decided) -> None:
+    """Keep and weights that reached the loss are the oracle's."""
+    for i, row in enumerate(step.rows):
+        keep = torch.tensor(want.padded("keep")[i][: len(row.mask)]).bool()
+        assert torch.equal(row.keep & row.mask, keep), f"row {i} of step {row.step}: keep {row.keep}, expected {keep}"
+    if want.token_weights is None:
+        return
+    weights = want.padded("weights")
+    for i, row in enumerate(step.rows):
+        found = torch.where(row.mask, row.columns["rollout_is_weights"], torch.zeros(()))
+        expected = torch.tensor(weights[i][: len(row.mask)], dtype=torch.float32)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def partly_rejected(step: Step) -> None:
+    """Some rows are rejected and some are not, so that a run without the correction cannot pass for one with it."""
+    kept = [bool((row.keep & row.mask).any()) for row in step.rows]
+    assert 0 < sum(kept) < len(kept), f"{sum(kept)} of {len(kept)} rows are kept: move the bound"
+
+
+def tracker(step: Step, want: Decided, logged: Mapping[str, float], *, lag: int = 0) -> None:
+    """Every rollout_corr/* value of the tracker is the oracle's where the contract names it, and finalize's elsewhere."""
+    ours = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
+    for name, value in oracle_metrics(want, step.config).items():
+        assert ours.get(name) == pytest.approx(value, rel=2e-6, abs=1e-9), name
+    again = finalized(step, lag)
+    assert set(ours) == set(again) | BY_TRAINER
+    for name, value in again.items():
+        assert ours[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+    mask, kept, weight = _applied(step.rows)
+    assert ours["applied_kept_fraction"] == pytest.approx(kept / mask, rel=1e-9)
+    assert ours["applied_weight"] == pytest.approx(weight / mask, rel=1e-6)
+
+
+def finalized(step: Step, lag: int) -> dict[str, float]:
+    """The package's metrics of the dumped batch in one piece, wherever its rows were trained."""
+    train = "log_prob" if step.config["mode"] == "bypass" else "old_log_probs"
+    result = verl_rollout_corr.correct(
+        torch.tensor(step.padded(train)),
+        torch.tensor(step.padded("rollout")),
+        torch.tensor(step.padded("mask")),
+        {key: value for key, value in step.config.items() if key != "presets"},
+        advantages=torch.tensor(step.padded("advantages")),
+        staleness=torch.full((len(step.rows),), lag),
+    )
+    return {name.removeprefix(PREFIX): value for name, value in result.metrics.items()}
+
+
+def _applied(rows: Sequence[Row]) -> tuple[int, int, float]:
+    mask = sum(int(row.mask.sum()) for row in rows)
+    kept = sum(int((row.keep & row.mask).sum()) for row in rows)
+    weights = [row.columns.get("rollout_is_weights", torch.ones(len(row.mask))) for row in rows]
+    total = sum(float(w[row.mask & row.keep].double().sum()) for w, row in zip(weights, rows, strict=True))
+    return mask, kept, total
+
+
+def first_step(run: Finished, model: Any, step: Step, logged: Mapping[str, float]) -> None:
+    """Policy loss and gradient norm of the first update are those of an independent computation; without correction they are not."""
+    again = independent.first_step(model, step)
+    assert logged["actor/pg_loss"] == pytest.approx(again.loss, abs=1e-5)
+    assert logged["actor/grad_norm"] == pytest.approx(again.grad_norm, rel=1e-3)
+    for row, log_probs in zip(step.rows, again.log_probs, strict=True):
+        torch.testing.assert_close(log_probs[row.mask], row.log_prob[row.mask], rtol=0, atol=2e-5)
+    plain = independent.first_step(model, step, corrected=False)
+    assert not math.isclose(plain.loss, again.loss, abs_tol=3e-5), "the correction changes nothing here"
+    assert not math.isclose(plain.grad_norm, again.grad_norm, rel_tol=1e-3), "the correction changes nothing here"
+
+
+def corrected(run: Finished, model: Any, steps: int, *, actors: int = 1, words: Sequence[str] = ()) -> dict[int, Step]:
+    """All of the above, for a run whose data is fresh at every step."""
+    logged, seen = green(run, steps, actors=actors, words=words), dumps(run, steps)
+    for number, step in seen.items():
+        want = decided(step)
+        applied(step, want)
+        tracker(step, want, logged[number])
+    first_step(run, model, seen[1], logged[1])
+    return seen

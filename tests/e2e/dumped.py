@@ -1,0 +1,119 @@
+"""What reached the actor's loss, read back from `rollout_corr.dump.dir`, as rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One call of the loss."""
+
+    record: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        return self.record["step"]
+
+    @property
+    def rank(self) -> int:
+        return self.record["rank"]
+
+    def __len__(self) -> int:
+        return len(self.record["keep"])
+
+    @cached_property
+    def lengths(self) -> list[tuple[int, int]]:
+        """Prompt and response tokens of each row."""
+        prompts, responses, mask = (self.record[name] for name in ("prompts", "responses", "attention_mask"))
+        if isinstance(responses, list):
+            return [(len(p), len(r)) for p, r in zip(prompts, responses, strict=True)]
+        width = prompts.shape[1]
+        return [(int(row[:width].sum()), int(row[width:].sum())) for row in mask]
+
+    def rows(self) -> Iterable[Row]:
+        """The rows, padding rows left out: they have no response token that counts."""
+        columns = self.record["columns"]
+        rollout = self.record["rollout_log_probs"]
+        for i, (prompt, response) in enumerate(self.lengths):
+            mask = columns["response_mask"][i, :response].bool()
+            if not mask.any():
+                continue
+            cut = {name: column[i, :response] for name, column in columns.items() if column.dim() == 2}
+            yield Row(
+                step=self.step,
+                rank=self.rank,
+                input_ids=self.record["input_ids"][i].long(),
+                prompt=prompt,
+                mask=mask,
+                columns=cut,
+                keep=self.record["keep"][i, :response].bool(),
+                log_prob=self.record["log_prob"][i, :response],
+                rollout=None if rollout is None else rollout[i][:response].float(),
+            )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a batch, without padding; the columns are over its response."""
+
+    step: int
+    rank: int
+    input_ids: torch.Tensor
+    prompt: int
+    mask: torch.Tensor
+    columns: dict[str, torch.Tensor]
+    keep: torch.Tensor
+    log_prob: torch.Tensor
+    rollout: torch.Tensor | None
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """The row's identity, in whatever order the micro-batches came."""
+        return tuple(self.input_ids.tolist())
+
+
+@dataclass(frozen=True)
+class Step:
+    """All calls of the loss in one step, over all ranks."""
+
+    micro_batches: list[MicroBatch]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        return [row for micro in self.micro_batches for row in micro.rows()]
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The node rollout_corr, as the workers had it."""
+        return json.loads(self.micro_batches[0].record["config"])
+
+    @property
+    def temperature(self) -> float:
+        value = self.micro_batches[0].record["temperature"]
+        return float(value if not isinstance(value, torch.Tensor) else value.flatten()[0])
+
+    def padded(self, name: str) -> list[list[float]]:
+        """A column of every row as lists of equal length, 0 where a row is shorter. Names: a column, keep, mask, log_prob, rollout."""
+        width = max(len(row.mask) for row in self.rows)
+        out = []
+        for row in self.rows:
+            values = row.columns[name] if name in row.columns else getattr(row, name)
+            out.append([float(v) for v in values] + [0.0] * (width - len(values)))
+        return out
+
+
+def read(folder: Path) -> dict[int, Step]:
+    """Step -> what was trained on."""
+    found: dict[int, list[MicroBatch]] = {}
+    for path in sorted(folder.glob("step*.pt")):
+        micro = MicroBatch(torch.load(path, weights_only=True))
+        found.setdefault(micro.step, []).append(micro)
+    return {step: Step(batches) for step, batches in sorted(found.items())}

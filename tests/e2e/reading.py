@@ -1,0 +1,39 @@
+"""What a run's log says: verl's tracker lines, and our start-up lines."""
+
+from __future__ import annotations
+
+import re
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_STEP = re.compile(r"\bstep:(\d+) - (\S.*)")
+_NUMBER = re.compile(r"^(?:np\.\w+\()?([-+0-9.einfa]+)\)?$")
+_ACTIVE = re.compile(r"\[rollout_corr\] active role=(\S+) pid=(\d+) (.*)")
+RAY_STARTED = "Started a local Ray instance"
+
+
+def plain(log: str) -> str:
+    """The log without colours."""
+    return _COLOUR.sub("", log)
+
+
+def steps(log: str) -> dict[int, dict[str, float]]:
+    """Step -> metric -> value, from verl's console tracker."""
+    found: dict[int, dict[str, float]] = {}
+    for line in plain(log).splitlines():
+        match = _STEP.search(line)
+        if match is None:
+            continue
+        values: dict[str, float] = {}
+        for part in match.group(2).split(" - "):
+            name, _, text = part.strip().rpartition(":")
+            number = _NUMBER.match(text)
+            if name and number:
+                values[name] = float(number.group(1))
+        if len(values) > 3:  # a tracker line, not a sentence that mentions a step
+            found.setdefault(int(match.group(1)), {}).update(values)
+    return found
+
+
+def roles(log: str) -> dict[str, str]:
+    """Role -> what its process said is active."""
+    return {role: rest.strip() for role, _, rest in _ACTIVE.findall(plain(log))}

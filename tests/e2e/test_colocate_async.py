@@ -1,0 +1,50 @@
+"""verl's colocate_async: every second step trains on samples of the weights before."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e import checks
+from e2e.conftest import Launch
+from e2e.launch import Finished
+from e2e.settings import ACTOR
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+STEPS = 4
+VERLS_STALENESS = "training/off_policy/trajectory_staleness/mean"
+
+
+@pytest.fixture(scope="module")
+def run(start: Launch) -> Finished:
+    overrides = {
+        "+rollout_corr": "seq_is",
+        "trainer.v1.trainer_mode": "colocate_async",
+        "rollout_corr.weights.upper": 1.02,
+        f"{ACTOR}.optim.lr": 1e-3,
+    }
+    return start("colocate_async", STEPS, overrides)
+
+
+def test_corrected_at_every_step(run: Finished) -> None:
+    logged = checks.green(run, STEPS, words=("preset=seq_is", "weights=seq_sum[-,1.02]truncate"))
+    for number, step in checks.dumps(run, STEPS).items():
+        want = checks.decided(step)
+        checks.applied(step, want)
+        checks.tracker(step, want, logged[number], lag=int(logged[number][VERLS_STALENESS]))
+
+
+def test_stale_samples_show_in_the_kl_and_are_told_apart_from_the_engine(run: Finished) -> None:
+    logged = checks.green(run, STEPS)
+    lags = {number: metrics[VERLS_STALENESS] for number, metrics in logged.items()}
+    assert set(lags.values()) == {0.0, 1.0}, lags
+    fresh = [metrics for number, metrics in logged.items() if lags[number] == 0]
+    stale = [metrics for number, metrics in logged.items() if lags[number] == 1]
+    for metrics in fresh:
+        assert metrics["rollout_corr/k3_kl"] < 2e-4
+        assert metrics["rollout_corr/by_staleness/lag_0/fraction"] == 1.0
+        assert metrics["rollout_corr/noise_floor_k3_kl"] == pytest.approx(metrics["rollout_corr/k3_kl"])
+    for metrics in stale:
+        assert metrics["rollout_corr/k3_kl"] > 10 * max(m["rollout_corr/k3_kl"] for m in fresh)
+        assert metrics["rollout_corr/by_staleness/lag_1/fraction"] == 1.0
+        assert metrics["rollout_corr/by_staleness/lag_1/k3_kl"] == pytest.approx(metrics["rollout_corr/k3_kl"])
+        assert metrics["rollout_corr/staleness_share"] > 0.9
