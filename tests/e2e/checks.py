@@ -42,7 +42,9 @@ def dumps(run: Finished, steps: int) -> dict[int, Step]:
 
 
 def decided(step: Step) -> Decided:
-    """The oracle's decisions from the log-probs that the loss was given: pi_old, or the current policy in bypass mode."""
+    """The oracle's decisions from the log-probs that the loss was given: pi_old, or the current policy in bypass
+    mode.
+    """
     bypass = step.config["mode"] == "bypass"
     train = [row.log_prob if bypass else row.columns["old_log_probs"] for row in step.rows]
     return independent.decisions(step, train, step.config)
@@ -69,7 +71,9 @@ def partly_rejected(step: Step) -> None:
 
 
 def tracker(step: Step, want: Decided, logged: Mapping[str, float], *, lag: int = 0) -> None:
-    """Every rollout_corr/* value of the tracker is the oracle's where the contract names it, and finalize's elsewhere."""
+    """Every rollout_corr/* value of the tracker is the oracle's where the contract names it, and finalize's
+    elsewhere.
+    """
     ours = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
     for name, value in oracle_metrics(want, step.config).items():
         assert ours.get(name) == pytest.approx(value, rel=2e-6, abs=1e-9), name
@@ -105,7 +109,9 @@ def _applied(rows: Sequence[Row]) -> tuple[int, int, float]:
 
 
 def first_step(run: Finished, model: Any, step: Step, logged: Mapping[str, float]) -> None:
-    """Policy loss and gradient norm of the first update are those of an independent computation; without correction they are not."""
+    """Policy loss and gradient norm of the first update are those of an independent computation; without correction
+    they are not.
+    """
     again = independent.first_step(model, step)
     assert logged["actor/pg_loss"] == pytest.approx(again.loss, abs=1e-5)
     assert logged["actor/grad_norm"] == pytest.approx(again.grad_norm, rel=1e-3)

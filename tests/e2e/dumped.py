@@ -101,7 +101,9 @@ class Step:
         return float(value if not isinstance(value, torch.Tensor) else value.flatten()[0])
 
     def padded(self, name: str) -> list[list[float]]:
-        """A column of every row as lists of equal length, 0 where a row is shorter. Names: a column, keep, mask, log_prob, rollout."""
+        """A column of every row as lists of equal length, 0 where a row is shorter. Names: a column, keep, mask,
+        log_prob, rollout.
+        """
         width = max(len(row.mask) for row in self.rows)
         out = []
         for row in self.rows:

@@ -1,4 +1,5 @@
-"""One optimiser step computed again from the dumped batch: transformers and plain torch, nothing of verl or of the package.
+"""One optimiser step computed again from the dumped batch: transformers and plain torch, nothing of verl or of the
+package.
 
 The decisions come from tests/oracle, fed with the log-probs of this forward pass.
 """
@@ -60,7 +61,9 @@ def decisions(step: Step, train: list[torch.Tensor], config: Mapping[str, Any]) 
 def _token_losses(
     mode: str, loss: str, log_prob: torch.Tensor, old: torch.Tensor, row: Row, weights: torch.Tensor
 ) -> torch.Tensor:
-    """PPO-clip without its clip (at the first update the ratio to pi_old is 1), PPO-clip on pi_theta / mu, or REINFORCE."""
+    """PPO-clip without its clip (at the first update the ratio to pi_old is 1), PPO-clip on pi_theta / mu, or
+    REINFORCE.
+    """
     advantages = row.columns["advantages"]
     if mode == "bypass" and loss == "reinforce":
         return -weights * advantages * log_prob

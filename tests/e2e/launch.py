@@ -124,8 +124,8 @@ def launch(
 ) -> Finished:
     """Runs `python -m module arguments` in `folder` and returns when it ended.
 
-    `meanwhile` gets the run's mark and the path of its log and is called every half second while the run lives. After `timeout`
-    seconds the run is ended, with return code -9.
+    `meanwhile` gets the run's mark and the path of its log and is called every half second while the run lives. After
+    `timeout` seconds the run is ended, with return code -9.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark, ray_dir = uuid.uuid4().hex, tempfile.mkdtemp(prefix="rc")  # short: Ray puts sockets into it

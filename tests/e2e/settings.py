@@ -1,4 +1,6 @@
-"""The run that every test starts from: recipes/tiny_cpu, smaller. BF16 rollouts, FP32 training, 8 prompts x 4 samples."""
+"""The run that every test starts from: recipes/tiny_cpu, smaller. BF16 rollouts, FP32 training, 8 prompts x 4
+samples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""FP32 rollouts: nothing to correct, so a corrected run is verl's own; and verl without a preset is verl alone, to the bit."""
+"""FP32 rollouts: nothing to correct, so a corrected run is verl's own; and verl without a preset is verl alone, to
+the bit.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Trainers and modes: what reached the actor's loss, what the tracker says, and one update computed again without verl."""
+"""Trainers and modes: what reached the actor's loss, what the tracker says, and one update computed again without
+verl.
+"""
 
 from __future__ import annotations
 

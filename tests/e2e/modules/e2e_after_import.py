@@ -1,6 +1,7 @@
 """Runs a function on a module of verl right after its import: what the modules beside this one change verl with.
 
-They are loaded into every process of a run through VERL_USE_EXTERNAL_MODULES and import nothing of the package under test.
+They are loaded into every process of a run through VERL_USE_EXTERNAL_MODULES and import nothing of the package under
+test.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m e2e_many_mains cases.json
 
-cases.json: {name: [arguments]}. Each process writes to name.txt beside it, and its exit code goes into codes.json. A process inherits the
-imports, which take most of the time of a refusal, and nothing else.
+cases.json: {name: [arguments]}. Each process writes to name.txt beside it, and its exit code goes into codes.json. A
+process inherits the imports, which take most of the time of a refusal, and nothing else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Makes two runs of verl's V1 trainer sample the same tokens in the same order.
 
-verl names prompts at random, takes samples in the order in which they are finished, and lets the engine draw from one generator for all
-of them. Here a prompt has a number, the batch is sorted, and each sample has a seed of its own. The engine's arithmetic still depends on what it
-computes together: use it with rollout.max_num_seqs=1.
+verl names prompts at random, takes samples in the order in which they are finished, and lets the engine draw from one
+generator for all of them. Here a prompt has a number, the batch is sorted, and each sample has a seed of its own. The
+engine's arithmetic still depends on what it computes together: use it with rollout.max_num_seqs=1.
 """
 
 from __future__ import annotations
