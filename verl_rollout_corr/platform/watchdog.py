@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import psutil
 
 from verl_rollout_corr.platform import environment, members
 from verl_rollout_corr.platform.members import Member
+from verl_rollout_corr.platform.work import Work, is_machinery
 
 PERIOD = 1.0
 """Seconds between two looks."""
@@ -33,13 +33,17 @@ STOPPED_AFTER = 10.0
 STALLED_AFTER = 45.0
 """A run that hangs ends within a minute."""
 FAREWELL = 10.0
-"""The driver may still end by itself, with Ray's own account of what happened."""
-IDLE_SHARE = 0.1
-"""What the processes of an idle run use by asking each other, in CPU seconds per second: less than this counts as no
-work.
-"""
+"""After a death, the driver may still end by itself, with Ray's own account of what happened."""
 EXIT_CODE = 1
 """Of a run that the watchdog ended."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Why the run must end, and for how many seconds the driver may still end by itself."""
+
+    text: str
+    farewell: float
 
 
 @dataclass
@@ -49,7 +53,6 @@ class Watched:
     member: Member
     title: str = "a process that had not started up"
     log: Path | None = None
-    cpu_seconds: float | None = None
     gone_since: float | None = None
     stopped_since: float | None = None
 
@@ -58,24 +61,19 @@ class Watched:
         """How messages call it."""
         return f"{self.title} (pid {self.member.pid})"
 
-    def look(self, now: float) -> float:
-        """Updates what is known; returns the CPU seconds used since the last look."""
+    def look(self, now: float) -> None:
+        """Updates what is known."""
         process = self.member.process()
         if process is None:
             self.gone_since = self.gone_since or now
-            return 0.0
+            return
         try:
             self.title = _title(process) or self.title
             self.log = self.log or _standard_error_of(process)
             stopped = process.status() == psutil.STATUS_STOPPED
-            times = process.cpu_times()
         except psutil.NoSuchProcess:
-            return 0.0
+            return
         self.stopped_since = (self.stopped_since or now) if stopped else None
-        used = times.user + times.system
-        worked = 0.0 if self.cpu_seconds is None else max(0.0, used - self.cpu_seconds)
-        self.cpu_seconds = used
-        return worked
 
     def dead(self, now: float, after: float) -> bool:
         """Whether it is gone, without having left. Ray ends its idle processes as it likes."""
@@ -118,30 +116,41 @@ def last_lines(log: Path | None, count: int) -> list[str]:
 
 
 class Watchdog:
-    """Looks at the members of a run in `folder`; `check` returns the report for which the run must end."""
+    """Looks at the members of a run in `folder`; `check` returns why the run must end."""
 
     def __init__(self, folder: Path, *, stalled_after: float = STALLED_AFTER) -> None:
         self.folder = folder
-        self.stalled_after = stalled_after
+        self.work = Work(stalled_after)
         self.watched: dict[int, Watched] = {}
         self._engines: dict[int, tuple[Member, int]] = {}
-        self._work: deque[tuple[float, float]] = deque()
-        self._started: float | None = None
 
-    def check(self, now: float) -> str | None:
+    def check(self, now: float) -> Finding | None:
         """Looks once. Returns None, or what happened, with what helps to find out why."""
-        self._work.append((now, self._look(now)))
+        self._look(now)
         death = self.death(now, DEAD_AFTER)
         if death is not None:
-            return death
+            return Finding(death, FAREWELL)
         for watched in self.watched.values():
             cause = watched.stopped(now)
             if cause is not None:
-                return "\n".join([cause, *_circumstances(watched)])
-        return self._stall(now)
+                return Finding("\n".join([cause, *_circumstances(watched)]), 0.0)
+        self.work.look(now, self._workers())
+        return Finding(self._stall(), 0.0) if self.work.stalled(now) else None
 
-    def _look(self, now: float) -> float:
-        """Updates what is known of every process; returns the CPU seconds that they used since the last look."""
+    def _workers(self) -> list[psutil.Process]:
+        """Every process that can bring the run forward: also those that are still importing and have not joined."""
+        found = [watched.member.process() for watched in self.watched.values()]
+        processes = {process.pid: process for process in found if process is not None}
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if not is_machinery(process) and process.status() != psutil.STATUS_ZOMBIE:
+                    processes[process.pid] = process
+            except psutil.NoSuchProcess:
+                continue
+        return list(processes.values())
+
+    def _look(self, now: float) -> None:
+        """Updates what is known of every process."""
         present = {member.pid: member for member in members.announced(self.folder)}
         for member in present.values():
             engine = _engine_above(member)
@@ -150,7 +159,8 @@ class Watchdog:
         # An engine is remembered beyond its death, until its worker has left.
         present |= {pid: engine for pid, (engine, worker) in self._engines.items() if worker in present}
         self.watched = {pid: self.watched.get(pid) or Watched(member) for pid, member in present.items()}
-        return sum([watched.look(now) for watched in self.watched.values()])
+        for watched in self.watched.values():
+            watched.look(now)
 
     def death(self, now: float, after: float) -> str | None:
         """Who has been gone for so long, the first one first."""
@@ -171,18 +181,10 @@ class Watchdog:
         self._look(now)
         return self.death(now, 0.0)
 
-    def _stall(self, now: float) -> str | None:
-        """Whether nobody has worked for as long as a run may be idle."""
-        if self._started is None:
-            self._started = now
-        if not self.stalled_after or not self.watched or now - self._started < self.stalled_after:
-            return None
-        while self._work and now - self._work[0][0] > self.stalled_after:
-            self._work.popleft()
-        if sum(work for _, work in self._work) >= IDLE_SHARE * self.stalled_after:
-            return None
+    def _stall(self) -> str:
+        """What to say when nobody works."""
         lines = [
-            f"no process of the run has worked for {self.stalled_after:.0f} s: they wait for each other, or for "
+            f"no process of the run has worked for {self.work.window:.0f} s: they wait for each other, or for "
             f"something outside. If that is meant, give {environment.STALL_SECONDS} more seconds, or 0. What each of "
             "them does:"
         ]
@@ -243,6 +245,7 @@ def end_run(folder: Path) -> None:
             process.send_signal(signal.SIGKILL)
         except psutil.NoSuchProcess:
             continue
+    psutil.wait_procs(list(doomed.values()), timeout=3.0)
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(EXIT_CODE)
 
@@ -253,11 +256,11 @@ def _say(text: str) -> None:
 
 def _watch(watchdog: Watchdog, over: threading.Event) -> None:
     while not over.wait(PERIOD):
-        report = watchdog.check(time.monotonic())
-        if report is None:
+        finding = watchdog.check(time.monotonic())
+        if finding is None:
             continue
-        _say(report)
-        if not over.wait(FAREWELL):
+        _say(finding.text)
+        if not over.wait(finding.farewell):
             _say("the run is ended because of that")
             end_run(watchdog.folder)
         return
