@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from oracle.batches import LEVELS, NAMES
+
 from verl_rollout_corr.config import parse
 from verl_rollout_corr.correction import decide
 from verl_rollout_corr.grammar import Denominator
