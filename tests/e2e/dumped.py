@@ -82,13 +82,30 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """All calls of the loss in one step, over all ranks."""
+    """Calls of the loss in one step, over all ranks: all of them, or those of the first epoch or mini-batch."""
 
     micro_batches: list[MicroBatch]
 
     @cached_property
     def rows(self) -> list[Row]:
         return [row for micro in self.micro_batches for row in micro.rows()]
+
+    def first_epoch(self, epochs: int) -> Step:
+        """Each row once, where every row is trained on `epochs` times."""
+        chosen: list[MicroBatch] = []
+        for rank in sorted({micro.rank for micro in self.micro_batches}):
+            own = [micro for micro in self.micro_batches if micro.rank == rank]
+            chosen += _first_rows(own, sum(len(micro) for micro in own) // epochs)
+        return Step(chosen)
+
+    def first_mini_batch(self, rows: int) -> Step:
+        """The first update's rows, with a single rank."""
+        return Step(_first_rows(self.micro_batches, rows))
+
+    @property
+    def loss(self) -> float:
+        """What the micro-batches' losses add to: they divide by the counts of the mini-batch."""
+        return sum(micro.record["loss"] for micro in self.micro_batches)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -110,6 +127,18 @@ class Step:
             values = row.columns[name] if name in row.columns else getattr(row, name)
             out.append([float(v) for v in values] + [0.0] * (width - len(values)))
         return out
+
+
+def _first_rows(micro_batches: list[MicroBatch], rows: int) -> list[MicroBatch]:
+    """The first calls of the loss that have so many rows together."""
+    chosen, count = [], 0
+    for micro in micro_batches:
+        if count == rows:
+            break
+        chosen.append(micro)
+        count += len(micro)
+    assert count == rows, f"{rows} rows end inside a micro-batch"
+    return chosen
 
 
 def read(folder: Path) -> dict[int, Step]:

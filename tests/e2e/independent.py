@@ -20,9 +20,10 @@ from e2e.dumped import Row, Step
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What verl logs as actor/pg_loss and actor/grad_norm, and the decisions behind them."""
+    """What verl logs as actor/pg_loss, actor/loss and actor/grad_norm, and the decisions behind them."""
 
     loss: float
+    total: float
     grad_norm: float
     log_probs: list[torch.Tensor]
     decided: Decided
@@ -34,11 +35,12 @@ def load(model: Path) -> torch.nn.Module:
     return loaded.eval()
 
 
-def log_probs(model: torch.nn.Module, row: Row, temperature: float) -> torch.Tensor:
-    """Log-probs of the response tokens of one row, without padding."""
+def forward(model: torch.nn.Module, row: Row, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs of the response tokens of one row, and the entropies of their distributions; without padding."""
     logits = model(input_ids=row.input_ids[None]).logits[0, row.prompt - 1 : -1].float() / temperature
     response = row.input_ids[row.prompt :]
-    return torch.log_softmax(logits, dim=-1).gather(1, response[:, None])[:, 0]
+    log_probs = torch.log_softmax(logits, dim=-1)
+    return log_probs.gather(1, response[:, None])[:, 0], -(log_probs.exp() * log_probs).sum(dim=-1)
 
 
 def _pad(rows: list[torch.Tensor]) -> list[list[float]]:
@@ -73,31 +75,36 @@ def _token_losses(
     return dual * weights
 
 
-def first_step(model_path: Path, step: Step, *, corrected: bool = True, mini_batches: int = 1) -> Recomputed:
-    """The policy loss (token-mean over all response tokens) and the gradient norm of the run's first update.
+def first_step(model_path: Path, step: Step, *, entropy_coeff: float = 0.0, corrected: bool = True) -> Recomputed:
+    """Losses (token-mean over all response tokens) and gradient norm of the run's first update.
 
-    With `corrected=False` every weight is 1 and every token is kept.
+    With `corrected=False` every weight is 1 and every token is kept. A KL to the reference is 0 here: its weights are
+    equal.
     """
-    assert mini_batches == 1, "the weights are the assets' only at the first update"
-    model = load(model_path)
-    config = step.config
-    rows = step.rows
-    outputs = [log_probs(model, row, step.temperature) for row in rows]
-    detached = [output.detach() for output in outputs]
+    model, config, rows = load(model_path), step.config, step.rows
+    outputs = [forward(model, row, step.temperature) for row in rows]
+    detached = [log_probs.detach() for log_probs, _ in outputs]
     decided = decisions(step, detached, config)
-    tokens = sum(int(row.mask.sum()) for row in rows)
-    loss = torch.zeros(())
-    for i, (row, output) in enumerate(zip(rows, outputs, strict=True)):
-        weights, keep = torch.ones(len(output)), torch.ones(len(output), dtype=torch.bool)
+    policy, entropy = torch.zeros(()), torch.zeros(())
+    for i, (row, (log_prob, entropies)) in enumerate(zip(rows, outputs, strict=True)):
+        weights, keep = torch.ones(len(log_prob)), torch.ones(len(log_prob), dtype=torch.bool)
         if corrected:
-            keep = torch.tensor(decided.padded("keep")[i][: len(output)]).bool()
+            keep = torch.tensor(decided.padded("keep")[i][: len(log_prob)]).bool()
             if decided.token_weights is not None:
-                weights = torch.tensor(decided.padded("weights")[i][: len(output)])
+                weights = torch.tensor(decided.padded("weights")[i][: len(log_prob)])
         old = row.rollout if config["mode"] == "bypass" else detached[i]
         assert old is not None
-        losses = _token_losses(config["mode"], config["loss"], output, old, row, weights)
-        loss = loss + torch.where(keep & row.mask, losses, torch.zeros_like(losses)).sum()
-    loss = loss / tokens
-    loss.backward()
+        losses = _token_losses(config["mode"], config["loss"], log_prob, old, row, weights)
+        policy = policy + losses[keep & row.mask].sum()
+        entropy = entropy + entropies[keep & row.mask].sum()
+    tokens = sum(int(row.mask.sum()) for row in rows)
+    total = (policy - entropy_coeff * entropy) / tokens
+    total.backward()
     squares = [parameter.grad.double().pow(2).sum() for parameter in model.parameters() if parameter.grad is not None]
-    return Recomputed(float(loss.detach()), float(torch.stack(squares).sum().sqrt()), detached, decided)
+    return Recomputed(
+        loss=float(policy.detach() / tokens),
+        total=float(total.detach()),
+        grad_norm=float(torch.stack(squares).sum().sqrt()),
+        log_probs=detached,
+        decided=decided,
+    )

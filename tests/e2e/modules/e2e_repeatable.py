@@ -1,15 +1,14 @@
-"""Makes two runs of verl's V1 trainer sample the same tokens in the same order.
+"""Makes two runs of verl's V1 trainer train on the same samples in the same order.
 
-verl names prompts at random, takes samples in the order in which they are finished, and lets the engine draw from one
-generator for all of them. Here a prompt has a number, the batch is sorted, and each sample has a seed of its own. The
-engine's arithmetic still depends on what it computes together: use it with rollout.max_num_seqs=1.
+verl names prompts at random and takes samples in the order in which they are finished. Here a prompt has a number and
+the batch is sorted. The recipe gives each sample a seed of its own; the engine's arithmetic still depends on what it
+computes together: use it with rollout.max_num_seqs=1.
 """
 
 from __future__ import annotations
 
 import itertools
 import uuid
-import zlib
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -33,17 +32,5 @@ def _sort_batches(replay: ModuleType) -> None:
     replay.ReplayBuffer._materialize_batch = _materialize_batch
 
 
-def _seed_samples(agent: ModuleType) -> None:
-    original = agent.AgentLoopWorkerTQ._run_agent_loop
-
-    async def _run_agent_loop(self: Any, sampling_params: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        name = f"{kwargs['uid']}/{kwargs['session_id']}/{kwargs.get('global_steps')}"
-        seeded = {**sampling_params, "seed": zlib.crc32(name.encode())}
-        return await original(self, seeded, *args, **kwargs)
-
-    agent.AgentLoopWorkerTQ._run_agent_loop = _run_agent_loop
-
-
 after_import("verl.trainer.ppo.v1.trainer_base", _count_prompts)
 after_import("verl.trainer.ppo.v1.replay_buffer", _sort_batches)
-after_import("verl.trainer.ppo.v1.agent_loop_tq", _seed_samples)

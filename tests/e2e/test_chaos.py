@@ -1,0 +1,109 @@
+"""Something breaks in the middle of a run: it stops with the cause, or goes on as the contract says. Nothing is
+silently uncorrected.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e import checks, dumped, reading
+from e2e.conftest import Launch
+from e2e.launch import Finished
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+K3 = {"+rollout_corr": "k3_rs"}
+
+
+def spoiled(start: Launch, name: str, plan: str, steps: int, more: dict[str, object]) -> Finished:
+    return start(
+        name, steps, K3 | more, env={"VERL_USE_EXTERNAL_MODULES": "e2e_bad_engine", "E2E_ENGINE": plan}, timeout=240
+    )
+
+
+def stopped_at(run: Finished, step: int) -> str:
+    """The run ended by itself with an error, before that step was logged or anything of it reached the loss."""
+    assert run.returncode not in (0, -9), run.tail()
+    assert list(reading.steps(run.log)) == list(range(1, step)), run.tail()
+    assert list(dumped.read(run.dumps)) == list(range(1, step))
+    return reading.plain(run.log)
+
+
+def test_nan_stops_the_run_and_names_the_row(start: Launch) -> None:
+    run = spoiled(start, "nan_error", "nan@1", 3, {})
+    text = stopped_at(run, 2)
+    assert re.search(r"InputError.*rollout_log_probs.*NaN", text), run.tail()
+    assert re.search(r"row \d+", text) and "position 0" in text, run.tail()
+
+
+@pytest.fixture(scope="module")
+def rejecting(start: Launch) -> Finished:
+    """invalid: reject, with a clean step, one with NaN and one with shifted log-probs."""
+    return spoiled(start, "nan_reject", "nan@1,shift@2", 3, {"rollout_corr.invalid": "reject"})
+
+
+def test_nan_rows_are_rejected_and_counted(rejecting: Finished) -> None:
+    logged, seen = checks.green(rejecting, 3), checks.dumps(rejecting, 3)
+    assert logged[1]["rollout_corr/invalid_seq_fraction"] == 0.0
+    for number in (1, 2, 3):
+        want = checks.decided(seen[number])
+        checks.applied(seen[number], want)
+        checks.tracker(seen[number], want, logged[number])
+    invalid = [row for row in seen[2].rows if row.rollout is not None and row.rollout[row.mask].isnan().any()]
+    assert 1 <= len(invalid) < len(seen[2].rows)
+    assert not any(row.keep.any() for row in invalid)
+    assert logged[2]["rollout_corr/invalid_seq_fraction"] == pytest.approx(len(invalid) / len(seen[2].rows))
+    for metrics in logged.values():
+        assert all(value == value and abs(value) < float("inf") for value in metrics.values())
+
+
+def test_shifted_log_probs_are_a_mismatch_that_is_seen_and_rejected(rejecting: Finished) -> None:
+    logged = checks.green(rejecting, 3)
+    assert logged[3]["rollout_corr/k3_kl"] > 100 * logged[1]["rollout_corr/k3_kl"]
+    assert logged[1]["rollout_corr/rollout_rs_masked_fraction"] < 0.1
+    assert logged[3]["rollout_corr/rollout_rs_masked_fraction"] > 0.5
+    assert abs(logged[3]["rollout_corr/kl"]) < logged[3]["rollout_corr/k3_kl"]
+
+
+@pytest.mark.parametrize("fault", ["none", "short"])
+def test_missing_log_probs_never_train(fault: str, start: Launch) -> None:
+    """The run stops, or verl drops what the engine failed on; no row is trained on that has no log-prob for every
+    token.
+    """
+    run = spoiled(start, fault, f"{fault}@1", 3, {})
+    if run.returncode != 0:
+        text = stopped_at(run, 2)
+        assert "rollout_log_probs" in text or "log_probs" in text, run.tail()
+        return
+    for number, step in dumped.read(run.dumps).items():
+        for row in step.rows:
+            assert row.rollout is not None and len(row.rollout) == len(row.mask), f"step {number}"
+            assert (row.rollout[row.mask] < 0).all()
+        checks.applied(step, checks.decided(step))
+
+
+def test_a_killed_worker_ends_the_run_with_the_cause(start: Launch) -> None:
+    killed: list[float] = []
+
+    def kill_after_the_first_step(mark: str, log: Path) -> None:
+        if killed:
+            return
+        text = log.read_text(errors="replace")
+        if 1 in reading.steps(text):
+            actor = re.search(r"active role=actor0 pid=(\d+)", reading.plain(text))
+            assert actor is not None
+            os.kill(int(actor.group(1)), signal.SIGKILL)
+            killed.append(time.monotonic())
+
+    run = start("killed", 200, K3, timeout=280, meanwhile=kill_after_the_first_step)
+    ended = time.monotonic()
+    assert killed, run.tail()
+    assert run.returncode not in (0, -9), run.tail()
+    assert ended - killed[0] < 90, "longer than a minute, and the time that its processes take to end"
+    assert re.search(r"died|ActorDiedError|killed", reading.plain(run.log)), run.tail()
+    assert max(reading.steps(run.log)) < 200
