@@ -76,6 +76,12 @@ class TrainerState:
         self.floor = statistics.sums if self.floor is None else self.floor + statistics.sums
         return statistics
 
+    @property
+    def seen(self) -> Sums:
+        """The floor, once `take` has started it."""
+        assert self.floor is not None
+        return self.floor
+
 
 def state_of(trainer: Any) -> TrainerState:
     """The state on this trainer, made on first use."""

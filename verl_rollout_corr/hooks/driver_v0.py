@@ -80,9 +80,9 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         if sums is None:
             raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
         statistics = state.take(sums, applied)
-        metrics.update(statistics.metrics(state.floor))
+        metrics.update(statistics.metrics(state.seen))
         if known.joins_updates:
-            metrics[STATISTICS_KEY] = Carried((statistics, state.floor))
+            metrics[STATISTICS_KEY] = Carried((statistics, state.seen))
         return output
 
     return _update_actor

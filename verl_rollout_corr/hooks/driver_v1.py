@@ -58,7 +58,7 @@ def _ship(batch: Any, fields: dict[str, torch.Tensor]) -> Any:
     fields.
     """
     extra_info = dict(batch.extra_info)
-    updated = tq.kv_batch_put(
+    updated: Any = tq.kv_batch_put(
         keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch))
     )
     missing = set(fields) - set(updated.fields)
@@ -95,7 +95,7 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
             raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
         statistics = state.take(sums, applied)
         state.step.append(statistics)
-        metrics.update(statistics.metrics(state.floor))
+        metrics.update(statistics.metrics(state.seen))
         return result
 
     return _update_actor
@@ -131,7 +131,7 @@ def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
         state.step.clear()
         result = original(self, metrics, timing_raw)
         if state.step:
-            metrics.update(driver.joined(state.step).metrics(state.floor))
+            metrics.update(driver.joined(state.step).metrics(state.seen))
         return result
 
     return step

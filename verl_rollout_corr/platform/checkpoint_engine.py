@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import ray
 import torch
-from torch.distributed import ProcessGroupGloo, TCPStore
+from torch.distributed import ProcessGroupGloo, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from verl.checkpoint_engine.base import (
     CheckpointEngine,
     CheckpointEngineRegistry,
@@ -56,12 +56,12 @@ class Bucket:
     last: bool
 
 
-def _on_host(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _on_host(weights: Iterable[tuple[str, torch.Tensor]]) -> Generator[tuple[str, torch.Tensor], None, None]:
     for name, weight in weights:
         yield name, weight.detach().cpu().contiguous()
 
 
-@CheckpointEngineRegistry.register("gloo")
+@CheckpointEngineRegistry.register("gloo")  # pyright: ignore[reportAttributeAccessIssue] - it is no static method
 class GlooCheckpointEngine(CheckpointEngine):
     """Broadcasts the weights of the trainer's rank 0 to every rollout worker, bucket by bucket, bit for bit.
 
@@ -143,7 +143,7 @@ class GlooCheckpointEngine(CheckpointEngine):
                 pass
             return {}
         number = 0
-        chunks: list[tuple[TensorMeta, torch.Tensor]] = []
+        chunks: list[tuple[TensorMeta, Any]] = []
         filled = 0
         async for meta, chunk in split_weight_chunks(_on_host(weights), self.bucket_size):
             if filled + meta.chunk_size > self.bucket_size:
@@ -158,10 +158,11 @@ class GlooCheckpointEngine(CheckpointEngine):
     @torch.no_grad()
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         """Yields every weight that rank 0 sends, with its name. Each owns its memory together with its bucket only."""
-        async for name, weight in merge_weight_chunks(self._receive_chunks(), self.bucket_size):
+        chunks: Any = self._receive_chunks()  # verl declares a generator, and iterates asynchronously
+        async for name, weight in merge_weight_chunks(chunks, self.bucket_size):
             yield name, weight
 
-    async def _receive_chunks(self) -> AsyncIterator[tuple[TensorMeta, torch.Tensor]]:
+    async def _receive_chunks(self) -> AsyncIterator[Any]:
         number, last = 0, False
         while not last:
             bucket, payload = await asyncio.to_thread(self._receive, number)
@@ -169,7 +170,8 @@ class GlooCheckpointEngine(CheckpointEngine):
                 yield meta, payload[meta.offset : meta.offset + meta.chunk_size]
             number, last = number + 1, bucket.last
 
-    def _members(self) -> tuple[TCPStore, ProcessGroupGloo]:
+    def _members(self) -> tuple[Any, Any]:
+        # torch declares neither that a store takes bytes nor what this group can do.
         if self._store is None or self._group is None:
             raise HookError(
                 "checkpoint engine gloo: weights are moved between init_process_group and finalize only, as verl's "
