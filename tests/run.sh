@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up a virtual environment in .venv, once (recipes/setup.sh), and runs every check and test in it. Exits non-zero if any fails.
+# Sets up a virtual environment in .venv, once (recipes/setup.sh), and runs every check and test in it. Exits non-zero if any fails; the last
+# line counts the tests.
 #   tests/run.sh            everything: lint, types, layers, documentation, unit tests, end-to-end runs
 #   tests/run.sh fast       without the end-to-end runs
 set -uo pipefail
@@ -9,6 +10,8 @@ cd "$root"
 python=$(bash recipes/setup.sh cpu,dev) || exit 1
 bin=$(dirname "$python")
 export PATH="$bin:$PATH" OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+reports=$(mktemp -d)
+trap 'rm -rf "$reports"' EXIT
 failed=()
 
 stage() {
@@ -23,18 +26,32 @@ stage() {
   fi
 }
 
+tests() {
+  local name=$1
+  shift
+  stage "$name" "$python" -m pytest -q --junitxml="$reports/$name.xml" "$@"
+}
+
 stage lint ruff check .
 stage format ruff format --check .
 stage types pyright
 stage layers lint-imports
 stage docs "$python" docs/build.py --check
-stage unit "$python" -m pytest -q --durations=10
+tests unit --durations=10
 if [[ ${1:-all} != fast ]]; then
-  stage e2e "$python" -m pytest -q -m "e2e or chaos or e2e_async" --durations=0
+  # Verbose: a run takes a minute or two, and whoever waits sees which.
+  tests e2e -v -m "e2e or chaos or e2e_async" --durations=40
 fi
 
-if ((${#failed[@]})); then
-  echo "failed: ${failed[*]}"
-  exit 1
-fi
-echo "every stage passed"
+echo "== stages that failed: ${failed[*]:-none}; $((SECONDS / 60)) min $((SECONDS % 60)) s"
+"$python" - "$reports" ${#failed[@]} << 'SUMMARY'
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+suites = [s for path in Path(sys.argv[1]).glob("*.xml") for s in ElementTree.parse(path).getroot().iter("testsuite")]
+count = {name: sum(int(suite.get(name, 0)) for suite in suites) for name in ("tests", "failures", "errors", "skipped")}
+wrong = count["failures"] + count["errors"]
+print(f"{count['tests'] - wrong - count['skipped']} passed, {wrong} failed, {count['skipped']} skipped")
+sys.exit(bool(wrong) or sys.argv[2] != "0" or not suites)
+SUMMARY

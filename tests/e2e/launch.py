@@ -36,8 +36,6 @@ _ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "HYDRA_FULL_ERROR": "1",
     "OMP_NUM_THREADS": "1",
-    # A machine that also does other work may read a library from a slow disk for long.
-    "VERL_CPU_STALL_SECONDS": "150",
 }
 
 
