@@ -1,0 +1,88 @@
+"""FullyAsyncTrainer is a Ray actor of its own: its class travels by value from the process that starts it. Here it
+does, without Ray.
+
+One process pickles the class as Ray does, after a preset was resolved there; another one loads it, with the hook or
+without.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HOOK = "verl_rollout_corr.hooks.plugin"
+
+SENDER = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import verl
+from ray import cloudpickle
+from verl.experimental.fully_async_policy.fully_async_trainer import FullyAsyncTrainer
+from verl_rollout_corr.hooks import compat
+compat.apply_all()  # as a preset does when it is resolved
+with open(sys.argv[1], "wb") as file:
+    cloudpickle.dump(FullyAsyncTrainer.__ray_metadata__.modified_class, file)
+"""
+
+RECEIVER = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import verl
+from ray import cloudpickle
+with open(sys.argv[1], "rb") as file:
+    trainer_class = cloudpickle.load(file)
+from verl.experimental.fully_async_policy.detach_utils import MetricsAggregator
+from verl.checkpoint_engine import CheckpointEngineManager
+assert trainer_class.__mro__[1].__init__.__globals__["MetricsAggregator"] is MetricsAggregator
+ours = "__rollout_corr_seam__"
+for owner, name in (
+    (trainer_class, "_update_actor"),
+    (trainer_class, "_init_resource_pools"),
+    (MetricsAggregator, "add_step_metrics"),
+    (MetricsAggregator, "get_aggregated_metrics"),
+    (MetricsAggregator, "reset"),
+    (CheckpointEngineManager, "update_weights"),
+    (sys.modules["verl.experimental.separation.ray_trainer"], "compute_advantage"),
+    (sys.modules["verl.trainer.ppo.rollout_corr_helper"], "apply_bypass_mode"),
+):
+    print(name, hasattr(getattr(owner, name), ours))
+"""
+
+
+def python(code: str, *arguments: str, hook: bool) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VERL_USE_EXTERNAL_PLUGINS": "none"}
+    environment["VERL_USE_EXTERNAL_MODULES"] = HOOK if hook else ""
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def seams(output: str) -> dict[str, bool]:
+    return {
+        name: flag == "True" for name, flag in (line.split() for line in output.splitlines() if len(line.split()) == 2)
+    }
+
+
+@pytest.fixture(scope="module")
+def pickled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The class as a process with a preset sends it."""
+    file = tmp_path_factory.mktemp("class") / "class.pickle"
+    python(SENDER, str(file), hook=True)
+    return file
+
+
+@pytest.mark.parametrize("hook", [True, False], ids=["with_the_hook", "without_the_hook"])
+def test_the_hook_is_on_where_the_trainer_lives_and_nowhere_else(pickled: Path, hook: bool) -> None:
+    """Without the hook there the class must be verl's own, so that the actor sees a batch that was not corrected and
+    refuses it.
+    """
+    found = seams(python(RECEIVER, str(pickled), hook=hook))
+    assert len(found) == 8
+    assert set(found.values()) == {hook}, found
