@@ -66,6 +66,26 @@ def test_case_01_sibling_bounds_are_inclusive() -> None:
     assert half.keep.tolist() == [[1], [0]]
 
 
+@pytest.mark.parametrize("bound", [0.5, 2.0, 1e-4, 0.999, 1.001, 0.8, 1.25, 5.0, 1 / 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_case_01_sibling_a_ratio_on_the_bound_has_been_through_a_logarithm(bound: float, dtype: torch.dtype) -> None:
+    """log .5 in float32 is not log .5 in float64: the ratio that was meant is inside, its neighbours not."""
+    log_bound = torch.tensor(bound, dtype=dtype).log()
+    zero = torch.zeros((), dtype=dtype)
+    train, rollout = (zero, -log_bound) if bound > 1 else (log_bound, zero)
+    batch = (train.reshape(1, 1), rollout.reshape(1, 1), torch.ones(1, 1))
+    weights = {"level": "token", "lower": bound, "upper": bound, "outside": "mask"}
+    reject = {name: {"lower": bound, "upper": bound} for name in K1_NAMES}
+    found = ask(batch, {"weights": weights, "reject": reject})
+    assert found.keep.tolist() == [[1]]
+    assert found.weights[0, 0] == pytest.approx(bound, rel=1e-6)
+    for factor in (1 - 1e-5, 1 + 1e-5):
+        near = {"lower": bound * factor, "upper": bound * factor}
+        missed = ask(batch, {"weights": {**weights, **near}, "reject": {"seq_mean_k1": near}})
+        assert missed.keep.tolist() == [[0]]
+        assert missed.weights.tolist() == [[0.0]]
+
+
 def test_case_02_bounds_mean_one_thing() -> None:
     """[.5, 5] on ratios 4 and .3: weights 4, 0 and keep 1, 0."""
     bounds = {"lower": 0.5, "upper": 5.0}
