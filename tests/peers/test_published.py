@@ -10,6 +10,7 @@ import torch
 
 from peers.vector import log_probs
 from verl_rollout_corr import correct
+from verl_rollout_corr.losses import ppo_clip
 
 
 def ask(log_ratios: list[list[float]], config: dict[str, Any], **optional: Any) -> Any:
@@ -55,18 +56,20 @@ def test_verl_icepop_in_a_loss() -> None:
 def test_nemo_truncated_losses() -> None:
     """NeMo-RL test_loss_functions.py, cap .8, gen -.5, -1.5, -.8, prev -1: token loss -.4744, sequence loss -.4846.
 
-    The PPO terms before the weights are NeMo's: -.5, 1, -2.4 per token, -A e^(mean l) with .9086 for the sequence.
+    Before the weights: PPO terms -.5, 1, -2.4 per token (clip .2), -A e^(mean l) with .9086 for the sequence.
     """
     prev, gen, ones = torch.full((1, 3), -1.0), torch.tensor([[-0.5, -1.5, -0.8]]), torch.ones(1, 3)
+    current, advantages = torch.tensor([[-1.69315, -1.0, -0.59453]]), torch.tensor([[1.0, -1.0, 2.0]])
+    terms = ppo_clip(current, prev, advantages, clip_low=0.2, clip_high=0.2)
+    assert terms[0].tolist() == pytest.approx([-0.5, 1.0, -2.4], abs=1e-4)
     token = correct(prev, gen, ones, {"weights": {"level": "token", "upper": 0.8}}).weights
     assert token[0].tolist() == pytest.approx([0.6065, 0.8, 0.8], abs=1e-4)
-    assert float((token * torch.tensor([[-0.5, 1.0, -2.4]])).mean()) == pytest.approx(-0.4744, abs=1e-4)
+    assert float((token * terms).mean()) == pytest.approx(-0.4744, abs=1e-4)
     seq = correct(prev, gen, ones, {"weights": {"level": "seq_sum", "upper": 0.8}})
     assert seq.metrics["rollout_corr/rollout_is_raw_mean"] == pytest.approx(0.8187, abs=1e-4)
-    current = torch.tensor([[-1.69315, -1.0, -0.59453]])
     ratio = correct(current, prev, ones, {"weights": {"level": "seq_mean"}}).weights
     assert ratio[0].tolist() == pytest.approx([0.9086] * 3, abs=1e-4)
-    loss = seq.weights * ratio * -torch.tensor([[1.0, -1.0, 2.0]])
+    loss = seq.weights * ratio * -advantages
     assert float(loss.mean()) == pytest.approx(-0.4846, abs=1e-4)
 
 
