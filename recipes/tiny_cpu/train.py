@@ -115,6 +115,7 @@ def run(words: list[str], log_file: Path, view: screen.Screen) -> tuple[int, Run
             if not screen.is_noise(line):
                 last.append(line)
             view.line(line, log)
+        process.stdout.close()
         code = process.wait()
         over.set()
         ticker.join()
