@@ -24,7 +24,7 @@ from hooks.rows import RESPONSE_WIDTH, Row
 
 TOLERANCE = 2e-5
 """Of the norm of the whole gradient: fp32 forward and backward against float64, in another order of summation.
-Measured: up to 4e-6.
+Measured: up to 5e-6.
 """
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
