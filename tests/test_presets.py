@@ -183,7 +183,9 @@ def test_two_bounds_in_one_are_refused_in_yaml_too(tmp_path: Path) -> None:
 
 def test_loading_leaves_a_hydra_that_is_already_there_alone() -> None:
     from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
 
+    GlobalHydra.instance().clear()  # another test's, if it left one
     with initialize_config_module("verl_rollout_corr.conf", version_base="1.3"):
         load_preset("k3_rs")
         assert "seq_mean_k3" in compose(overrides=["+rollout_corr=k3_rs"]).rollout_corr.reject

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -95,6 +96,8 @@ def raylet() -> Iterator[psutil.Process]:
     """A process with the command line of one of Ray's own."""
     script = [sys.executable, "-c", "import time; time.sleep(60)", "/opt/ray/core/src/ray/raylet/raylet"]
     process = subprocess.Popen(script)
+    while not psutil.Process(process.pid).cmdline():  # between fork and exec there is none
+        time.sleep(0.01)
     yield psutil.Process(process.pid)
     process.kill()
     process.wait()
