@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Sets up a virtual environment in .venv, once (recipes/setup.sh), and runs every check and test in it. Exits non-zero if any fails; the last
 # line counts the tests.
-#   tests/run.sh            everything: lint, types, layers, documentation, unit tests, end-to-end runs
-#   tests/run.sh fast       without the end-to-end runs
+#   tests/run.sh              what CI runs: lint, types, layers, documentation, unit tests, the end-to-end runs and refusals
+#   tests/run.sh fast         without the end-to-end runs
+#   tests/run.sh everything   also runs of verl's features, of the asynchronous trainers, of broken engines and workers, and the full grids (hours)
 set -uo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -38,9 +39,15 @@ stage types pyright
 stage layers lint-imports
 stage docs "$python" docs/build.py --check
 tests unit --durations=10
-if [[ ${1:-all} != fast ]]; then
+if [[ ${1:-ci} != fast ]]; then
   # Verbose: a run takes a minute or two, and whoever waits sees which.
-  tests e2e -v -m "e2e or chaos or e2e_async" --durations=40
+  tests e2e -v -m e2e --ignore=tests/e2e/test_features.py --durations=40
+fi
+if [[ ${1:-ci} == everything ]]; then
+  tests features -v -m e2e --durations=40 tests/e2e/test_features.py
+  tests chaos -v -m chaos --durations=40
+  tests async -v -m e2e_async --durations=40
+  tests slow -m slow
 fi
 
 echo "== stages that failed: ${failed[*]:-none}; $((SECONDS / 60)) min $((SECONDS % 60)) s"
