@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 from verl_rollout_corr.config import to_mapping
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.hooks import activity, compat, driver, driver_v0, driver_v1
+from verl_rollout_corr.hooks.policy_loss import RolloutCorrPolicyLossConfig
 from verl_rollout_corr.presets import load_preset
 
 KNOWN = [
@@ -32,7 +33,14 @@ KNOWN = [
 
 def configuration(preset: str | None = "k3_rs") -> Any:
     spec = json.dumps(to_mapping(load_preset(preset))) if preset else None
-    return OmegaConf.create({"algorithm": {"rollout_correction": {"rollout_corr": spec}}})
+    config = OmegaConf.create(
+        {
+            "algorithm": {"rollout_correction": {"rollout_corr": spec}},
+            "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla", "rollout_corr": spec}}},
+        }
+    )
+    OmegaConf.set_struct(config, True)  # as Hydra composes it
+    return config
 
 
 @pytest.mark.parametrize("trainer_class", KNOWN, ids=lambda trainer_class: trainer_class.__name__)
@@ -106,12 +114,38 @@ def test_a_trainer_that_skips_the_start_is_refused_at_its_first_update() -> None
     assert not updated
 
 
-def test_a_known_trainer_says_in_its_process_what_is_active(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was said in this process, which knows the versions as an installation does."""
     monkeypatch.setattr(activity, "_announced", set())
     monkeypatch.setattr(activity.importlib.metadata, "version", lambda name: {"verl": "0.9.1"}.get(name, "0.1.0"))
+
+
+@pytest.mark.usefixtures("announced")
+def test_a_known_trainer_says_in_its_process_what_is_active(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = object.__new__(OneStepOffRayTrainer)
     for _ in range(2):
-        driver.admit(trainer, load_preset("k3_rs"))
+        driver.admit(trainer, load_preset("k3_rs"), configuration())
     assert capsys.readouterr().out.count("[rollout_corr] active role=trainer") == 1
+
+
+@pytest.mark.usefixtures("announced")
+def test_an_actor_is_built_for_a_hooked_trainer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the actor's process: the configuration as a hooked trainer hands it out, and as any other does."""
+    monkeypatch.setattr(activity, "in_ray_actor", lambda: True)
+    monkeypatch.setenv("RANK", "0")
+    config = configuration()
+    with pytest.raises(
+        HookError, match=r"the process of the trainer.*did not load the hook.*VERL_USE_EXTERNAL_PLUGINS"
+    ):
+        RolloutCorrPolicyLossConfig(**config.actor_rollout_ref.actor.policy_loss)
+    driver.admit(object.__new__(OneStepOffRayTrainer), load_preset("k3_rs"), config)
+    built = RolloutCorrPolicyLossConfig(**config.actor_rollout_ref.actor.policy_loss)
+    assert built.rollout_corr_trainer == compat.known_trainer(OneStepOffRayTrainer).path
+
+
+def test_outside_an_actor_the_configuration_is_built_before_there_is_a_trainer() -> None:
+    """verl's main validates it in the driver and in the process that starts the trainer."""
+    assert (
+        RolloutCorrPolicyLossConfig(**configuration().actor_rollout_ref.actor.policy_loss).rollout_corr_trainer is None
+    )

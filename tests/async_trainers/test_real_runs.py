@@ -19,7 +19,7 @@ from oracle.metrics import metrics as oracle_metrics
 
 from async_trainers.programs import ENVIRONMENT, PROGRAMS, Program
 
-pytestmark = [pytest.mark.e2e_async, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.e2e_async, pytest.mark.timeout(3000)]
 
 STEPS = 3
 PRESETS: dict[str, dict[str, Any]] = {

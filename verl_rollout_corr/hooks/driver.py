@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from omegaconf import open_dict
 
 from verl_rollout_corr import metrics as metric_table
 from verl_rollout_corr.correction import Correction, correct
 from verl_rollout_corr.errors import HookError, MissingRolloutLogProbsError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import activity, compat
+from verl_rollout_corr.hooks.policy_loss import HOOKED_TRAINER
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, gather
 from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.sums import Sums
@@ -163,13 +165,17 @@ def check_applied(applied: torch.Tensor, keep: torch.Tensor, mask: torch.Tensor,
         )
 
 
-def admit(trainer: Any, spec: RolloutCorrConfig) -> compat.Trainer:
-    """What is known of this trainer; says once, in its process, what is active. Raises HookError for a trainer that is
-    not known.
+def admit(trainer: Any, spec: RolloutCorrConfig, config: Any) -> None:
+    """Before the first worker starts: says what is active in the trainer's process, and lets the actors know that it is.
+
+    The actors' configuration is handed out after this. An actor that does not find the trainer's name in it refuses to
+    be built, so that a trainer which is not hooked gets no actor. Raises HookError for a trainer that is not known.
     """
     known = compat.known_trainer(type(trainer))
     activity.announce("trainer", spec)
-    return known
+    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    with open_dict(policy_loss):
+        policy_loss[HOOKED_TRAINER] = known.path
 
 
 def old_policy_updates(trainer: Any, spec: RolloutCorrConfig, known: compat.Trainer) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Mode
-from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.hooks import compat, driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
 from verl_rollout_corr.hooks.fully_async import STATISTICS_KEY
 from verl_rollout_corr.hooks.transport import Carried
@@ -25,7 +25,7 @@ def wrap_workers_start(original: Callable[..., Any]) -> Callable[..., Any]:
     def start(self: Any, *args: Any, **kwargs: Any) -> Any:
         spec = spec_of_run(self.config)
         if spec is not None:
-            driver.admit(self, spec)
+            driver.admit(self, spec, self.config)
         return original(self, *args, **kwargs)
 
     return start
@@ -49,7 +49,7 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         spec = spec_of_run(self.config)
         if spec is None:
             return original(self, batch)
-        known = driver.admit(self, spec)
+        known = compat.known_trainer(type(self))
         state = driver.state_of(self)
         columns = {name: batch.batch[name] for name in batch.batch.keys()}  # noqa: SIM118 - iterating a TensorDict gives its rows
         lags = row_staleness(self, batch, driver.old_policy_updates(self, spec, known))

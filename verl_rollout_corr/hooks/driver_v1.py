@@ -16,7 +16,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
-from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.hooks import compat, driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
 from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.hooks.worker import KEEP, STALENESS, STEP
@@ -31,7 +31,7 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, config: Any) -> None:
         spec = spec_of_run(config)
         if spec is not None:
-            driver.admit(self, spec)
+            driver.admit(self, spec, config)
         original(self, config)
 
     return __init__
@@ -76,7 +76,7 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         spec = spec_of_run(self.config)
         if spec is None:
             return original(self, batch, metrics)
-        known = driver.admit(self, spec)
+        known = compat.known_trainer(type(self))
         state = driver.state_of(self)
         columns, uid, nested_mask = _fetch(batch)
         lags = row_staleness(self, batch, driver.old_policy_updates(self, spec, known))

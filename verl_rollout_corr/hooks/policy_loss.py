@@ -27,6 +27,10 @@ LOSS_MODE = "rollout_corr"
 """The name under which the bypass losses are registered with verl."""
 
 
+HOOKED_TRAINER = "rollout_corr_trainer"
+"""The entry of the actors' configuration in which the hooked trainer writes its name before it starts them."""
+
+
 @lru_cache(maxsize=8)
 def parse_spec(spec: str) -> RolloutCorrConfig:
     """The configuration in the JSON text that the resolver wrote. Raises ConfigError if it is not such a text."""
@@ -49,6 +53,7 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
     """
 
     rollout_corr: str = ""
+    rollout_corr_trainer: str | None = None
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -68,6 +73,12 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
 
         rank = os.environ.get("RANK")
         if activity.in_ray_actor() and rank is not None:
+            if self.rollout_corr_trainer is None:
+                raise HookError(
+                    "rollout_corr: the process of the trainer that starts this actor did not load the hook "
+                    "(VERL_USE_EXTERNAL_PLUGINS?), or its trainer is not one of those that the hook knows: "
+                    f"{', '.join(trainer.path for trainer in compat.TRAINERS)}"
+                )
             activity.announce(f"actor{rank}", spec)
 
     @property
