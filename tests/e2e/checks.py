@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -118,8 +117,13 @@ def first_step(run: Finished, model: Any, step: Step, logged: Mapping[str, float
     for row, log_probs in zip(step.rows, again.log_probs, strict=True):
         torch.testing.assert_close(log_probs[row.mask], row.log_prob[row.mask], rtol=0, atol=2e-5)
     plain = independent.first_step(model, step, corrected=False)
-    assert not math.isclose(plain.loss, again.loss, abs_tol=3e-5), "the correction changes nothing here"
-    assert not math.isclose(plain.grad_norm, again.grad_norm, rel_tol=1e-3), "the correction changes nothing here"
+    for name, right, wrong in (
+        ("actor/pg_loss", again.loss, plain.loss),
+        ("actor/grad_norm", again.grad_norm, plain.grad_norm),
+    ):
+        error = abs(logged[name] - right)
+        # Weights near 1 move the loss by 1e-5 only; what tells the two apart is how much better the corrected one fits.
+        assert abs(logged[name] - wrong) > max(20 * error, 1e-6), f"{name}: the correction changes nothing here"
 
 
 def corrected(run: Finished, model: Any, steps: int, *, actors: int = 1, words: Sequence[str] = ()) -> dict[int, Step]:
