@@ -40,7 +40,7 @@ from verl.experimental.fully_async_policy.detach_utils import MetricsAggregator
 from verl.checkpoint_engine import CheckpointEngineManager
 assert trainer_class.__mro__[1].__init__.__globals__["MetricsAggregator"] is MetricsAggregator
 def ours(function):
-    # Ray wraps every method of an actor and copies its attributes, so only the code tells whose function runs in the end.
+    # Ray wraps every method of an actor and copies its attributes, so only the code tells whose function runs.
     while function is not None:
         if "verl_rollout_corr/hooks" in function.__code__.co_filename:
             return True

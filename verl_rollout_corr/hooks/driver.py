@@ -166,7 +166,7 @@ def check_applied(applied: torch.Tensor, keep: torch.Tensor, mask: torch.Tensor,
 
 
 def admit(trainer: Any, spec: RolloutCorrConfig, config: Any) -> None:
-    """Before the first worker starts: says what is active in the trainer's process, and lets the actors know that it is.
+    """Before the first worker starts: says what is active in the trainer's process, and tells the actors that it is.
 
     The actors' configuration is handed out after this. An actor that does not find the trainer's name in it refuses to
     be built, so that a trainer which is not hooked gets no actor. Raises HookError for a trainer that is not known.

@@ -95,8 +95,8 @@ class GlooCheckpointEngine(CheckpointEngine):
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address().strip("[]")
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
-        return Endpoint(host, self._store.port)
+        store = self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout)
+        return Endpoint(host, store.port)
 
     @classmethod
     def build_topology(
