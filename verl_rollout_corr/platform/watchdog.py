@@ -135,7 +135,7 @@ class Watchdog:
             if cause is not None:
                 return Finding("\n".join([cause, *_circumstances(watched)]), 0.0)
         self.work.look(now, self._workers())
-        return Finding(self._stall(), 0.0) if self.work.stalled(now) else None
+        return Finding(self._stall(), 0.0) if self.work.stalled() else None
 
     def _workers(self) -> list[psutil.Process]:
         """Every process that can bring the run forward: also those that are still importing and have not joined."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import psutil
 
-IDLE_SHARE = 0.1
-"""CPU seconds per second that the processes of an idle run use by asking each other: less counts as no work."""
+SHARE = 0.1
+"""Of a core. A process that waits for another one asks it now and then, which costs less; one that works uses more."""
+
+SATURATED = 0.1
+"""A machine of which a smaller share is idle may keep a process waiting for a core for as long as it likes."""
+
+PATIENCE = 4.0
+"""How many windows it takes to be sure on such a machine."""
 
 _MACHINERY = ("raylet", "gcs_server", "log_monitor.py", "dashboard", "runtime_env_agent", "resource_tracker")
 """Parts of command lines of processes that live as long as Ray does and have nothing to do with the run's progress."""
-_WANTS = (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
 
 
 def is_machinery(process: psutil.Process) -> bool:
@@ -20,41 +26,62 @@ def is_machinery(process: psutil.Process) -> bool:
     return any(part in word for word in process.cmdline()[:4] for part in _MACHINERY)
 
 
-class Work:
-    """What the processes of a run did in the last `window` seconds."""
+def machine_times() -> tuple[float, float]:
+    """Seconds that the machine's cores were idle, and all their seconds."""
+    times = psutil.cpu_times()
+    return times.idle, sum(times)
 
-    def __init__(self, window: float) -> None:
+
+@dataclass(frozen=True)
+class _Snapshot:
+    now: float
+    cpu: dict[int, float]
+    idle: float
+    total: float
+
+
+class Work:
+    """What the processes of a run did in the last `window` seconds, or longer on a machine that others keep busy."""
+
+    def __init__(self, window: float, *, machine: Callable[[], tuple[float, float]] = machine_times) -> None:
         self.window = window
-        self._since: float | None = None
-        self._last: float | None = None
-        self._cpu: dict[int, float] = {}
-        self._done: deque[tuple[float, float]] = deque()
+        self._machine = machine
+        self._snapshots: deque[_Snapshot] = deque()
 
     def look(self, now: float, processes: Iterable[psutil.Process]) -> None:
-        """Adds what the processes did since the last look. That a process comes or goes is progress too."""
-        passed = 0.0 if self._last is None else now - self._last
-        self._last = now
-        done = 0.0
+        """Remembers what the processes have used. A process that comes, goes or waits for a disk is progress too."""
         cpu: dict[int, float] = {}
+        reads = False
         for process in processes:
             try:
-                times, status = process.cpu_times(), process.status()
+                times = process.cpu_times()
+                reads = reads or process.status() == psutil.STATUS_DISK_SLEEP
             except psutil.NoSuchProcess:
                 continue
             cpu[process.pid] = times.user + times.system
-            used = cpu[process.pid] - self._cpu.get(process.pid, cpu[process.pid])
-            # On a busy machine or a slow disk, a process that wants to work does not get to it.
-            done += max(used, passed) if status in _WANTS else used
-        if self._since is None or cpu.keys() != self._cpu.keys():
-            self._since = now
-            self._done.clear()
-        self._cpu = cpu
-        self._done.append((now, done))
+        if reads or (self._snapshots and cpu.keys() != self._snapshots[-1].cpu.keys()):
+            self._snapshots.clear()
+        self._snapshots.append(_Snapshot(now, cpu, *self._machine()))
+        # One snapshot that is old enough for the longest window stays.
+        while len(self._snapshots) > 1 and now - self._snapshots[1].now >= self.window * PATIENCE:
+            self._snapshots.popleft()
 
-    def stalled(self, now: float) -> bool:
-        """Whether nothing was done in the whole window. Never, if the window is 0 or there is no process."""
-        if not self.window or not self._cpu or self._since is None or now - self._since < self.window:
+    def stalled(self) -> bool:
+        """Whether no process did anything. Never, if the window is 0 or there is no process."""
+        if not self.window or not self._snapshots or not self._snapshots[-1].cpu:
             return False
-        while self._done and now - self._done[0][0] >= self.window:
-            self._done.popleft()
-        return sum(done for _, done in self._done) < IDLE_SHARE * self.window
+        last = self._snapshots[-1]
+        before = self._before(self.window)
+        if before is None:
+            return False
+        if last.idle - before.idle < SATURATED * (last.total - before.total):
+            before = self._before(self.window * PATIENCE)
+        if before is None:
+            return False
+        most = max(last.cpu[pid] - before.cpu[pid] for pid in last.cpu)
+        return most < SHARE * (last.now - before.now)
+
+    def _before(self, seconds: float) -> _Snapshot | None:
+        """The youngest snapshot that is at least so old."""
+        last = self._snapshots[-1].now
+        return next((one for one in reversed(self._snapshots) if last - one.now >= seconds), None)
