@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from transfer_queue import KVBatchMeta
+from verl import DataProto
 from verl.checkpoint_engine.base import CheckpointEngineManager
 from verl.utils.ray_utils import auto_await
 
 from verl_rollout_corr.errors import HookError
+from verl_rollout_corr.hooks import driver_v0, driver_v1
 from verl_rollout_corr.hooks.weight_versions import WeightHistory, history_of, wrap_update_weights
 
 
@@ -158,3 +163,38 @@ def test_a_manager_that_is_no_coroutine_is_refused() -> None:
 
 def test_verls_manager_is_what_the_seam_was_written_for() -> None:
     assert asyncio.iscoroutinefunction(CheckpointEngineManager.update_weights.__wrapped__)
+
+
+class _Trainer:
+    """A trainer as far as its rows' lags need it."""
+
+    def __init__(self) -> None:
+        self.actor_rollout_wg = _WorkerGroup()
+        history = history_of(self.actor_rollout_wg)
+        for version in range(3):
+            history.publish(version)
+            history.updates += 1
+        history.publish(3)
+
+
+def test_rows_of_a_data_proto() -> None:
+    """verl's agent loops write the versions of a row as objects, None where the server has no number."""
+    versions = np.empty(4, dtype=object)
+    versions[:] = [3, np.int64(1), None, 9]
+    batch = DataProto.from_single_dict({"responses": torch.zeros(4, 2), "min_global_steps": versions})
+    assert driver_v0.row_staleness(_Trainer(), batch, updates=3).tolist() == [0, 2, -1, -1]
+    bare = DataProto.from_single_dict({"responses": torch.zeros(2, 2)})
+    assert driver_v0.row_staleness(_Trainer(), bare, updates=3).tolist() == [-1, -1]
+
+
+def test_rows_of_the_transfer_queue() -> None:
+    """The oldest weights of a row count (min, not max), and padding rows have no version."""
+    tags = [
+        {"min_global_steps": 3, "max_global_steps": 3},
+        {"min_global_steps": 1, "max_global_steps": 3},
+        {"min_global_steps": None, "max_global_steps": None},
+        {"min_global_steps": 3, "max_global_steps": 3, "is_padding": True},
+    ]
+    batch = KVBatchMeta(partition_id="train", keys=[f"row{i}" for i in range(4)], tags=tags)
+    assert driver_v1.row_staleness(_Trainer(), batch, updates=3).tolist() == [0, 2, -1, -1]
+    assert driver_v1.row_staleness(_Trainer(), batch, updates=4).tolist() == [1, 3, -1, -1]
