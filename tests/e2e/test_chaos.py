@@ -16,7 +16,7 @@ from e2e import checks, dumped, reading
 from e2e.conftest import Launch
 from e2e.launch import Finished
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(0)]
 K3 = {"+rollout_corr": "k3_rs"}
 
 

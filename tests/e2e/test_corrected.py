@@ -16,7 +16,7 @@ from e2e.dumped import Step
 from e2e.launch import Finished
 from e2e.settings import ACTOR, ROLLOUT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,12 @@ VARIANTS = {
     "v0_token_is": Variant(
         {
             "+rollout_corr": "token_is",
-            "rollout_corr.weights.upper": 1.005,
+            # Most weights are cut, so that the correction changes the loss by more than BF16's noise about 1 does.
+            "rollout_corr.weights.upper": 0.995,
             "trainer.use_v1": False,
             f"{ACTOR}.strategy": "fsdp",
         },
-        ("preset=token_is", "weights=token[-,1.005]truncate", "criteria=none"),
+        ("preset=token_is", "weights=token[-,0.995]truncate", "criteria=none"),
         rejects=False,
     ),
     "two_ranks": Variant(

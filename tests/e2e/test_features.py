@@ -16,7 +16,7 @@ from e2e.dumped import Step
 from e2e.launch import Finished
 from e2e.settings import ACTOR, ROLLOUT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 MODEL = "actor_rollout_ref.model"
 K3 = {"rollout_corr.reject.seq_mean_k3.upper": 4e-5}
 
