@@ -346,13 +346,15 @@ def _pearson(totals: dict[str, float]) -> float:
     ]
     mean_p = math.fsum(count * centre + p for count, centre, p, *_ in bins) / n
     mean_q = math.fsum(count * centre + q for count, centre, _, q, *_ in bins) / n
-    var_p = var_q = covariance = 0.0
+    var_p = var_q = covariance = size_p = size_q = 0.0
     for count, centre, p, q, pp, qq, pq in bins:
         off_p, off_q = centre - mean_p, centre - mean_q
         var_p += pp + 2 * off_p * p + count * off_p * off_p
         var_q += qq + 2 * off_q * q + count * off_q * off_q
         covariance += pq + off_q * p + off_p * q + count * off_p * off_q
-    if var_p <= 1e-20 * n or var_q <= 1e-20 * n:
+        size_p, size_q = size_p + pp + count * off_p * off_p, size_q + qq + count * off_q * off_q
+    # Below this share of the moments that it comes from, a variance is so rounded that its cut would show in 1e-9.
+    if var_p <= 1e-7 * size_p or var_q <= 1e-7 * size_q:
         return 0.0
     return min(max(covariance / math.sqrt(var_p * var_q), -1.0), 1.0)
 
@@ -379,7 +381,7 @@ def _weights(totals: dict[str, float], maxima: dict[str, float], values: dict[st
     off_one = _ratio(totals["weight/off_one"], count)
     about_one = _ratio(totals["weight/off_one_square"], count)
     # What the two moments round to is no variance, and would depend on how the batch was cut.
-    variance = about_one - off_one**2 if about_one - off_one**2 > 1e-14 * about_one else 0.0
+    variance = about_one - off_one**2 if about_one - off_one**2 > 1e-13 * about_one else 0.0
     values["rollout_is_mean"] = _ratio(totals["weight/total"], count)
     values["rollout_is_std"] = math.sqrt(variance)
     values["rollout_is_min"] = _extreme(-maxima["weight/negated_min"], count)

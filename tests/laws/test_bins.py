@@ -97,7 +97,7 @@ def test_the_correlation_of_the_probabilities(seed: int) -> None:
     p, q = (x.double()[mask].exp().numpy() for x in (batch.train, batch.rollout))
     found = metrics(batch.train, batch.rollout, batch.mask)["probs_pearson_corr"]
     assert -1.0 <= found <= 1.0
-    if len(p) > 1 and min(p.std(), q.std()) > 1e-6:
+    if len(p) > 1 and min(p.std(), q.std()) > 2e-4:
         assert found == pytest.approx(float(np.corrcoef(p, q)[0, 1]), abs=1e-7)
 
 
