@@ -4,6 +4,7 @@ silently uncorrected.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -59,7 +60,8 @@ def test_nan_rows_are_rejected_and_counted(rejecting: Finished) -> None:
     assert not any(row.keep.any() for row in invalid)
     assert logged[2]["rollout_corr/invalid_seq_fraction"] == pytest.approx(len(invalid) / len(seen[2].rows))
     for metrics in logged.values():
-        assert all(value == value and abs(value) < float("inf") for value in metrics.values())
+        trained = {name: value for name, value in metrics.items() if name.startswith(("rollout_corr/", "actor/"))}
+        assert all(math.isfinite(value) for value in trained.values()), trained
 
 
 def test_shifted_log_probs_are_a_mismatch_that_is_seen_and_rejected(rejecting: Finished) -> None:
