@@ -41,6 +41,7 @@ def overrides(assets: Path, folder: Path, *, steps: int, ranks: int = 1, more: M
         f"{ROLLOUT}.n": 4,
         f"{ACTOR}.ppo_micro_batch_size_per_gpu": 8,
         f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 8,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 8,
         # The loss and its gradient are the policy's alone, and the first update is far from zero.
         f"{ACTOR}.entropy_coeff": 0.0,
     }

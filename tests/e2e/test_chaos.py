@@ -82,11 +82,15 @@ def test_missing_log_probs_never_train(fault: str, start: Launch) -> None:
         text = stopped_at(run, 2)
         assert "rollout_log_probs" in text or "log_probs" in text, run.tail()
         return
-    for number, step in dumped.read(run.dumps).items():
+    logged, seen = checks.green(run, 3), checks.dumps(run, 3)
+    assert len(seen[2].rows) < len(seen[1].rows), "verl fills up with padding rows, which are no rows here"
+    for number, step in seen.items():
         for row in step.rows:
             assert row.rollout is not None and len(row.rollout) == len(row.mask), f"step {number}"
             assert (row.rollout[row.mask] < 0).all()
-        checks.applied(step, checks.decided(step))
+        want = checks.decided(step)
+        checks.applied(step, want)
+        checks.tracker(step, want, logged[number])
 
 
 def test_a_killed_worker_ends_the_run_with_the_cause(start: Launch) -> None:
