@@ -190,7 +190,8 @@ def test_a_driver_that_ends_by_itself_says_who_had_died() -> None:
     """As when Ray tells it of the death: Ray's error names no signal and no log."""
     code, errors, (dead, _), folder = drive("time.sleep(2); worker.kill(); worker.wait(); other.kill(); sys.exit(7)")
     assert code == 7
-    assert f"(pid {dead}) died without saying why" in errors
+    assert "died without saying why" in errors
+    assert f"(pid {dead})" in errors  # as the cause or as gone since: the two die within one look
     assert not folder.exists()
 
 
