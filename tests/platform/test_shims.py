@@ -186,6 +186,56 @@ def test_fsdp1_broadcasts_from_the_cpu() -> None:
     assert "torch.Size([1, 2])" in said
 
 
+def test_a_model_that_only_runs_forward_is_sharded_without_pinned_memory() -> None:
+    """FSDP2 with the policy that verl asks for: without the shim torch wants an accelerator to pin memory for."""
+    code = """
+        import os, socket, types
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        import torch
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=f"tcp://127.0.0.1:{port}")
+        mesh = torch.distributed.init_device_mesh("cpu", (1,))
+        import verl
+        from verl.utils.fsdp_utils import apply_fsdp2
+        for function in (apply_fsdp2.__wrapped__, apply_fsdp2):
+            model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+            model.config = types.SimpleNamespace(tie_word_embeddings=False)
+            model._no_split_modules = ["Linear"]
+            kwargs = dict(mesh=mesh, mp_policy=MixedPrecisionPolicy(), offload_policy=CPUOffloadPolicy(pin_memory=True))
+            try:
+                function(model, kwargs, {})
+                print(model(torch.ones(1, 3)).shape)
+            except RuntimeError as error:
+                print(error)
+        """
+    said = python(code)
+    assert "Cannot access accelerator device" in said
+    assert "torch.Size([1, 2])" in said
+
+
+def test_a_critic_is_loaded_with_pytorchs_attention(tmp_path: Path) -> None:
+    code = f"""
+        import torch, verl
+        from transformers import Qwen2Config, Qwen2ForCausalLM
+        from verl.utils.model import load_valuehead_model
+        heads = dict(num_attention_heads=1, num_key_value_heads=1)
+        sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1)
+        config = Qwen2Config(vocab_size=5, num_labels=1, **sizes, **heads)
+        Qwen2ForCausalLM(config).save_pretrained({str(tmp_path)!r})
+        try:
+            load_valuehead_model.__wrapped__({str(tmp_path)!r}, torch.float32, config, False)
+        except RuntimeError as error:
+            print("without:", error)
+        model = load_valuehead_model({str(tmp_path)!r}, torch.float32, config, False)
+        print(model.config._attn_implementation, model(torch.tensor([[1, 2]])).logits.shape)
+        """
+    said = python(code)
+    assert "without: model(" in said
+    assert "sdpa torch.Size([1, 2, 1])" in said
+
+
 def test_the_weight_of_a_linear_layer_stays_and_new_weights_take_effect() -> None:
     """vLLM's own kernel, with the weight replaced as verl replaces it after a step."""
     pytest.importorskip("vllm")

@@ -132,6 +132,46 @@ def broadcast_from_cpu(original: Callable[..., None]) -> Callable[..., None]:
     return _check_module_states_for_sync_module_states
 
 
+def nothing_to_offload(original: Callable[..., None]) -> Callable[..., None]:
+    """Leaves out FSDP2's offloading of parameters to the CPU, where they are already.
+
+    Needed by verl/workers/engine/fsdp/transformer_impl.py, _build_fsdp_module, which asks for pinned memory whenever a
+    model only runs forward, as the reference policy does; pinning needs an accelerator. It calls apply_fsdp2 of
+    verl/utils/fsdp_utils.py. Can go when verl asks for pinned memory on an accelerator only.
+    """
+
+    @functools.wraps(original)
+    def apply_fsdp2(model: Any, fsdp_kwargs: dict[str, Any], config: Any) -> None:
+        original(model, {**fsdp_kwargs, "offload_policy": None}, config)
+
+    return apply_fsdp2
+
+
+def value_model_without_flash_attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Loads a critic with PyTorch's own attention.
+
+    Needed by verl/utils/model.py, load_valuehead_model, which asks transformers for flash_attention_2 whatever the
+    configuration says; its kernels need an accelerator. A model that transformers has no token classifier for goes
+    to the original, which takes it from trl. Can go when verl reads attn_implementation there.
+    """
+
+    @functools.wraps(original)
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, AutoModelForTokenClassification
+
+        if type(model_config) not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+            return original(local_path, torch_dtype, model_config, trust_remote_code)
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    return load_valuehead_model
+
+
 def short_poll(original: Callable[..., None]) -> Callable[..., None]:
     """Asks for finished rollouts every tenth of a second instead of every two seconds.
 
@@ -221,6 +261,21 @@ SHIMS: tuple[Shim, ...] = (
         "_check_module_states_for_sync_module_states",
         ("module_states",),
         broadcast_from_cpu,
+    ),
+    Shim(
+        "verl",
+        "verl.utils.fsdp_utils",
+        "apply_fsdp2",
+        ("model", "fsdp_kwargs", "config"),
+        nothing_to_offload,
+        copied_by=("verl.workers.engine.fsdp.transformer_impl",),
+    ),
+    Shim(
+        "verl",
+        "verl.utils.model",
+        "load_valuehead_model",
+        ("local_path", "torch_dtype", "model_config", "trust_remote_code"),
+        value_model_without_flash_attention,
     ),
 )
 """Every replacement, in the order in which they are installed."""
