@@ -24,6 +24,7 @@ def green(run: Finished, steps: int, *, actors: int = 1, words: Sequence[str] = 
     """The run ended well, logged every step, and every process said what is active. Returns step -> metrics."""
     assert run.returncode == 0, f"{run.name} ended with {run.returncode}:\n{run.tail()}"
     tracked = reading.steps(run.log)
+    tracked.pop(0, None)  # the validation before training
     assert list(tracked) == list(range(1, steps + 1)), run.tail()
     said = reading.roles(run.log)
     assert set(said) == {"driver", "trainer", *(f"actor{rank}" for rank in range(actors))}, said

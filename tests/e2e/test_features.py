@@ -49,7 +49,7 @@ FEATURES = {
             "+rollout_corr": "k3_rs",
             **K3,
             "algorithm.filter_groups.enable": True,
-            "algorithm.filter_groups.metric": "score",
+            "algorithm.filter_groups.metric": "acc",
             "algorithm.use_kl_in_reward": True,
             f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean",
         },
