@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_rollout_corr import resolver, written
 from verl_rollout_corr.config import to_mapping
 from verl_rollout_corr.errors import ConfigError, HookError, RolloutCorrError
+from verl_rollout_corr.versions import check_version
 
 _BASE = "rollout_corr_base"
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -45,7 +46,7 @@ def _or_exit(check: Callable[[], None]) -> None:
     try:
         check()
     except RolloutCorrError as error:
-        sys.exit(f"rollout_corr: {error}")
+        sys.exit("rollout_corr: " + str(error).removeprefix("rollout_corr: "))
 
 
 def check_start(config: DictConfig) -> None:
@@ -71,11 +72,13 @@ def check_start(config: DictConfig) -> None:
 
 def _check_hook() -> None:
     # An application that imports verl later is left to the interpolation, which cannot be resolved without the hook.
-    if "verl" in sys.modules and not resolver.is_registered():
-        raise HookError(
-            "the hook did not load in this process, so nothing would be corrected. If it raised an error, that is "
-            "above. Leave VERL_USE_EXTERNAL_PLUGINS unset, or name rollout_corr in it."
-        )
+    if "verl" not in sys.modules or resolver.is_registered():
+        return
+    check_version()
+    raise HookError(
+        "the hook did not load in this process, so nothing would be corrected. If it raised an error, that is above. "
+        "Leave VERL_USE_EXTERNAL_PLUGINS unset, or name rollout_corr in it."
+    )
 
 
 def _check_loss_mode_below(documents: Sequence[written.Document], config: DictConfig) -> None:

@@ -14,6 +14,7 @@ from verl.utils.metric import reduce_metrics
 
 from verl_rollout_corr import correct, finalize, load_preset
 from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.fully_async import (
     STATISTICS_KEY,
     wrap_add_step_metrics,
@@ -61,7 +62,7 @@ def trained(aggregator: Any, state: driver.TrainerState, batches: list[dict[str,
     """What the trainer does with each update, from the actor's metrics on."""
     for columns in batches:
         result = correct(**columns, config=CONFIG)
-        applied = torch.stack([columns["response_mask"].sum(), result.keep.sum(), result.weights.sum()]).double()
+        applied = Applied.to_micro_batch(0, columns["response_mask"].bool(), result.keep.bool(), result.weights)
         statistics = state.take(result.sums, applied)
         metrics: dict[str, Any] = {"actor/pg_loss": [float(len(result.keep))], "actor/grad_norm_max": [1.0, 2.0]}
         metrics.update(statistics.metrics(state.floor))
@@ -102,7 +103,7 @@ def test_what_the_workers_applied_is_joined_too() -> None:
     results = [correct(**columns, config=CONFIG) for columns in BATCHES]
     tokens = sum(float(columns["response_mask"].sum()) for columns in BATCHES)
     kept = sum(float(result.keep.sum()) for result in results)
-    weights = sum(float(result.weights.double().sum()) for result in results)
+    weights = sum(float((result.weights.double() * result.keep).sum()) for result in results)
     assert reported["rollout_corr/applied_kept_fraction"] == pytest.approx(kept / tokens)
     assert reported["rollout_corr/applied_weight"] == pytest.approx(weights / tokens)
 
@@ -144,7 +145,7 @@ def test_updates_join_in_any_grouping() -> None:
     parts = []
     for columns in BATCHES:
         result = correct(**columns, config=CONFIG)
-        parts.append(state.take(result.sums, torch.stack([result.keep.sum()] * 3).double()))
+        parts.append(state.take(result.sums, Applied.to_micro_batch(0, result.keep.bool(), result.keep.bool(), None)))
     left, right = (parts[0] + parts[1]) + parts[2], parts[0] + (parts[1] + parts[2])
     assert state.floor is not None
     assert left.metrics(state.floor) == pytest.approx(right.metrics(state.floor))

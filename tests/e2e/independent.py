@@ -75,8 +75,16 @@ def _token_losses(
     return dual * weights
 
 
-def first_step(model_path: Path, step: Step, *, entropy_coeff: float = 0.0, corrected: bool = True) -> Recomputed:
-    """Losses (token-mean over all response tokens) and gradient norm of the run's first update.
+def first_step(
+    model_path: Path,
+    step: Step,
+    *,
+    entropy_coeff: float = 0.0,
+    corrected: bool = True,
+    divisor: float | None = None,
+) -> Recomputed:
+    """Losses (the sum over all response tokens by their number, or by `divisor`) and gradient norm of the run's first
+    update.
 
     With `corrected=False` every weight is 1 and every token is kept. A KL to the reference is 0 here: its weights are
     equal.
@@ -97,7 +105,7 @@ def first_step(model_path: Path, step: Step, *, entropy_coeff: float = 0.0, corr
         losses = _token_losses(config["mode"], config["loss"], log_prob, old, row, weights)
         policy = policy + losses[keep & row.mask].sum()
         entropy = entropy + entropies[keep & row.mask].sum()
-    tokens = sum(int(row.mask.sum()) for row in rows)
+    tokens = divisor or sum(int(row.mask.sum()) for row in rows)
     total = (policy - entropy_coeff * entropy) / tokens
     total.backward()
     squares = [parameter.grad.double().pow(2).sum() for parameter in model.parameters() if parameter.grad is not None]

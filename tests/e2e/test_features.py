@@ -4,7 +4,7 @@ way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,12 @@ K3 = {"rollout_corr.reject.seq_mean_k3.upper": 4e-5}
 
 @dataclass(frozen=True)
 class Feature:
-    """A run of some features. `updates`: how often a row is trained on per step. `whole`: no row may be missing."""
+    """A run of some features. `epochs`: how often a row is trained on per step. `metrics`: what the tracker has."""
 
     overrides: dict[str, Any]
     epochs: int = 1
-    rows: int | None = 32
     metrics: tuple[str, ...] = ()
     ranks: int = 1
-    env: dict[str, str] = field(default_factory=dict)
 
 
 FEATURES = {
@@ -66,6 +64,7 @@ FEATURES = {
         },
         epochs=2,
         metrics=("actor/kl_loss",),
+        ranks=2,
     ),
     "v0_reinforce_plus_plus_kept": Feature(
         {
@@ -74,8 +73,12 @@ FEATURES = {
             "rollout_corr.denominator": "kept",
             "trainer.use_v1": False,
             "algorithm.adv_estimator": "reinforce_plus_plus",
+            f"{ACTOR}.strategy": "fsdp",
             f"{ACTOR}.ppo_mini_batch_size": 4,
+            f"{ACTOR}.use_dynamic_bsz": True,
+            f"{ACTOR}.ppo_max_token_len_per_gpu": 64,
         },
+        ranks=2,
     ),
     "v0_remax": Feature(
         {
@@ -110,7 +113,7 @@ class Ran:
 @pytest.fixture(scope="session", params=FEATURES)
 def ran(request: pytest.FixtureRequest, start: Launch) -> Ran:
     feature = FEATURES[request.param]
-    run = start(request.param, STEPS, feature.overrides, ranks=feature.ranks, env=feature.env)
+    run = start(request.param, STEPS, feature.overrides, ranks=feature.ranks)
     return Ran(feature, run)
 
 

@@ -178,14 +178,11 @@ def test_engines(pools: dict[int, Pool], fresh_model: Callable[[], Any], decided
     compare(pools, steps, job, [(1, 4, False, "queue", engine), (2, 40, True, "padded", engine)])
 
 
-def test_the_horizon_is_that_of_the_mini_batch_where_the_trainer_sends_none(
-    pools: dict[int, Pool], fresh_model: Callable[[], Any], decided: list[Row]
-) -> None:
-    """verl divides by the longest response of each micro-batch; row 1 is the longest and sits in one of them."""
-    objective = Objective(loss_agg_mode="seq-mean-token-sum-norm", horizon=max(len(row.mask) for row in decided))
-    steps = reference.train(fresh_model(), decided, objective)
-    ways = [(ranks, micro, False, "queue", Engine()) for ranks in (1, 2) for micro in (4, 1)]
-    compare(pools, steps, Job(decided, WEIGHTED, actor=actor(objective)), ways)
+def test_without_a_horizon_from_the_trainer_nothing_is_trained(pools: dict[int, Pool], decided: list[Row]) -> None:
+    """verl would divide by the longest response of each micro-batch."""
+    job = Job(decided, WEIGHTED, actor=actor(Objective(loss_agg_mode="seq-mean-token-sum-norm", horizon=7)))
+    with pytest.raises(Exception, match=r"rollout_corr_horizon.*loss_scale_factor"):
+        pools[1].run(job)
 
 
 def test_a_constant_of_the_user_stays(

@@ -73,7 +73,9 @@ def test_everything_rejected(pools: dict[int, Pool], decided: list[Row], mode: s
     answer = pools[2].run(job)
     all_zero(answer)
     tokens = sum(int(row.mask.sum()) for row in rows)
-    assert gather(answer.metrics["actor/" + APPLIED_KEY]).tolist() == [tokens, 0, 0]
+    applied = gather(answer.metrics["actor/" + APPLIED_KEY])
+    assert (applied.tokens, applied.kept, applied.weight_sum) == (tokens, 0, 0)
+    assert applied.empty_ranks == [0, 1]
 
 
 @pytest.mark.parametrize("denominator", ["all", "kept"])

@@ -51,7 +51,9 @@ def test_decoupled_counts(
         float(sum(weights)),
     ]
     for found in both(answer, APPLIED_KEY):
-        assert found.tolist() == pytest.approx([2 * value for value in expected], rel=1e-9)
+        counts = [found.tokens, found.kept, found.weight_sum]
+        assert counts == pytest.approx([2 * value for value in expected], rel=1e-9)
+        assert list(found.by_rank) == list(range(ranks))
     assert "actor/" + SUMS_KEY not in answer.metrics
 
 
@@ -59,8 +61,8 @@ def test_without_weights_a_kept_token_weighs_one(pools: dict[int, Pool], drawn: 
     """The sum of the weights is the number of kept tokens."""
     rows = [row.without("rollout_is_weights") for row in decided]
     answer = pools[1].run(Job(rows, {"reject": {"token_k1": {"upper": 2.0}}}))
-    tokens, kept, weight = both(answer, APPLIED_KEY)[0].tolist()
-    assert tokens == sum(int(row.mask.sum()) for row in drawn) and kept == weight < tokens
+    found = both(answer, APPLIED_KEY)[0]
+    assert found.tokens == sum(int(row.mask.sum()) for row in drawn) and found.kept == found.weight_sum < found.tokens
 
 
 @pytest.mark.parametrize(
@@ -106,9 +108,11 @@ def test_bypass_sums(
                 assert found[metric] == pytest.approx(value, rel=2e-4, abs=2e-5), (ranks, micro, metric)
                 if "fraction" in metric:
                     assert found[metric] == value, (ranks, micro, metric)
-        tokens, kept, _ = both(answer, APPLIED_KEY)[0].tolist()
-        assert tokens == 2 * sum(int(row.mask.sum()) for row in rows)
-        assert 1 - kept / tokens == pytest.approx(expected["rollout_corr/rollout_rs_masked_fraction"], abs=1e-12)
+        applied = both(answer, APPLIED_KEY)[0]
+        assert applied.tokens == 2 * sum(int(row.mask.sum()) for row in rows)
+        assert 1 - applied.kept / applied.tokens == pytest.approx(
+            expected["rollout_corr/rollout_rs_masked_fraction"], abs=1e-12
+        )
 
 
 def test_bypass_does_not_depend_on_the_cut(pools: dict[int, Pool], drawn: list[Row]) -> None:
@@ -131,3 +135,13 @@ def test_padding_rows_count_nowhere(pools: dict[int, Pool], drawn: list[Row]) ->
     padded = finalize(gather(answer.metrics["actor/" + SUMS_KEY]))
     for metric, value in alone.items():
         assert padded[metric] == pytest.approx(value, rel=1e-5, abs=1e-6), metric
+
+
+def test_ranks_and_micro_batches_of_which_nothing_was_kept(pools: dict[int, Pool], decided: list[Row]) -> None:
+    """The second half of the rows is the second rank: one row of the first half stays."""
+    nothing = [row.having(rollout_corr_keep=torch.zeros_like(row.mask)) for row in decided[1:]]
+    rows = [decided[0].having(rollout_corr_keep=torch.ones_like(decided[0].mask)), *nothing]
+    found = both(pools[2].run(Job(rows, WEIGHTED, micro=1)), APPLIED_KEY)[0]
+    assert found.empty_ranks == [1]
+    assert found.empty_micro_batches == 7
+    assert found.kept == len(decided[0].mask)

@@ -1,4 +1,4 @@
-"""What this package relies on in verl: the supported versions, and each seam with its signature.
+"""What this package relies on in verl: each seam with its signature, and the trainers that go through them.
 
 No other file replaces anything in verl. A seam is checked before it is replaced: the parameters of the function, and
 the names that its body must use for the replacement to have an effect. A verl that differs stops the run here, with the
@@ -17,9 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_rollout_corr.errors import HookError
-
-SUPPORTED_VERL: tuple[str, ...] = ("0.9.1",)
-"""Versions of verl that the end-to-end tests run against."""
+from verl_rollout_corr.versions import SUPPORTED_VERL, check_version
 
 _MARK = "__rollout_corr_seam__"
 
@@ -275,23 +273,6 @@ SEPARATE_TRAINER_MODULES: tuple[str, ...] = (
 def seam_modules() -> tuple[str, ...]:
     """The modules that carry a seam."""
     return tuple(dict.fromkeys(seam.module for seam in SEAMS))
-
-
-def check_version() -> str:
-    """The installed verl's version. Raises HookError if it is not one that this package was tested with."""
-    try:
-        version = importlib.metadata.version("verl")
-    except importlib.metadata.PackageNotFoundError:
-        raise HookError(
-            "rollout_corr: verl is not installed; install verl-rollout-corr[verl], which takes verl "
-            + " or ".join(SUPPORTED_VERL)
-        ) from None
-    if version not in SUPPORTED_VERL:
-        raise HookError(
-            f"rollout_corr: found verl {version}; supported: {', '.join(SUPPORTED_VERL)}. Install a supported verl, or "
-            "a verl-rollout-corr that supports this one. Without +rollout_corr verl runs as if this package were absent"
-        )
-    return version
 
 
 def _owner(module: ModuleType, seam: Seam) -> tuple[Any, str]:

@@ -17,7 +17,8 @@ from verl_rollout_corr import metrics as metric_table
 from verl_rollout_corr.correction import Correction, correct
 from verl_rollout_corr.errors import HookError, MissingRolloutLogProbsError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
-from verl_rollout_corr.hooks import activity, compat
+from verl_rollout_corr.hooks import activity, compat, notices
+from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.policy_loss import HOOKED_TRAINER
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, gather
 from verl_rollout_corr.hooks.weight_versions import history_of
@@ -38,13 +39,10 @@ def missing_rollout_log_probs() -> MissingRolloutLogProbsError:
 
 @dataclass(frozen=True)
 class UpdateStatistics:
-    """What updates of the actor leave behind: `+` joins them, and only what is joined becomes metrics.
-
-    `applied` is what the loss was given, over all ranks: response tokens, kept tokens, sum of weights.
-    """
+    """What updates of the actor leave behind: `+` joins them, and only what is joined becomes metrics."""
 
     sums: Sums
-    applied: torch.Tensor
+    applied: Applied
 
     def __add__(self, other: UpdateStatistics) -> UpdateStatistics:
         return UpdateStatistics(self.sums + other.sums, self.applied + other.applied)
@@ -52,9 +50,9 @@ class UpdateStatistics:
     def metrics(self, floor: Sums) -> dict[str, float]:
         """The values of these updates; `floor` holds the run's rows of lag 0 so far."""
         values = metric_table.finalize(self.sums)
-        tokens, kept, weight_sum = (float(value) for value in self.applied)
-        values[PREFIX + "applied_kept_fraction"] = kept / tokens if tokens else 0.0
-        values[PREFIX + "applied_weight"] = weight_sum / tokens if tokens else 0.0
+        tokens = self.applied.tokens
+        values[PREFIX + "applied_kept_fraction"] = self.applied.kept / tokens if tokens else 0.0
+        values[PREFIX + "applied_weight"] = self.applied.weight_sum / tokens if tokens else 0.0
         values[PREFIX + "staleness_share"] = metric_table.staleness_share(self.sums, floor)
         return values
 
@@ -70,11 +68,11 @@ class TrainerState:
 
     floor: Sums | None = None  # every row so far; the rows of lag 0 in it tell the engine's share, at equal weights
     step: list[UpdateStatistics] = field(default_factory=list)
-    warned: set[str] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)  # kinds of warnings
 
-    def take(self, sums: Sums, applied: torch.Tensor) -> UpdateStatistics:
+    def take(self, sums: Sums, applied: Applied) -> UpdateStatistics:
         """The statistics of one update, which also enter the floor."""
-        statistics = UpdateStatistics(sums.to("cpu"), applied.to("cpu"))
+        statistics = UpdateStatistics(sums.to("cpu"), applied)
         self.floor = statistics.sums if self.floor is None else self.floor + statistics.sums
         return statistics
 
@@ -92,25 +90,17 @@ def state_of(trainer: Any) -> TrainerState:
     return trainer._rollout_corr_state
 
 
-def warn_once(state: TrainerState, kind: str, message: str) -> None:
-    """Logs and prints a warning, once per kind and trainer."""
-    if kind not in state.warned:
-        state.warned.add(kind)
-        print(f"[rollout_corr] warning: {message}", flush=True)
-
-
 def decide_batch(
     columns: dict[str, torch.Tensor],
     spec: RolloutCorrConfig,
     *,
     uid: Any,
     staleness: torch.Tensor | None,
-    state: TrainerState,
 ) -> Correction:
-    """Corrects the whole batch in decoupled mode. `columns` are padded (B, T); warns once if nothing is kept."""
+    """Corrects the whole batch in decoupled mode. `columns` are padded (B, T)."""
     if "rollout_log_probs" not in columns:
         raise missing_rollout_log_probs()
-    result = correct(
+    return correct(
         columns["old_log_probs"],
         columns["rollout_log_probs"],
         columns["response_mask"],
@@ -119,14 +109,6 @@ def decide_batch(
         group_ids=uid,
         staleness=staleness,
     )
-    if columns["response_mask"].any() and not result.keep.any():
-        warn_once(
-            state,
-            "all_rejected",
-            "every response token of a batch was rejected: the update is zero. Compare "
-            "rollout_corr/rollout_rs_*_mean with the bounds",
-        )
-    return result
 
 
 def check_rollout(columns: dict[str, torch.Tensor], spec: RolloutCorrConfig) -> None:
@@ -138,7 +120,7 @@ def check_rollout(columns: dict[str, torch.Tensor], spec: RolloutCorrConfig) -> 
         correct(rollout, rollout, columns["response_mask"], RolloutCorrConfig(mode=Mode.BYPASS))
 
 
-def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> tuple[torch.Tensor, Sums | None]:
+def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> tuple[Applied, Sums | None]:
     """Removes what the workers sent from verl's metrics and returns the totals. Raises HookError if nothing came: the
     loss ran without us.
     """
@@ -152,17 +134,42 @@ def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> tuple[torch.
     return gather(applied), None if sums is None else gather(sums)
 
 
-def check_applied(applied: torch.Tensor, keep: torch.Tensor, mask: torch.Tensor, updates: int) -> None:
+def check_applied(applied: Applied, keep: torch.Tensor, mask: torch.Tensor, updates: int) -> None:
     """Raises HookError unless the loss saw exactly the tokens that the trainer decided on, `updates` (ppo_epochs)
     times.
     """
     expected = (int(mask.sum()) * updates, int(keep.sum()) * updates)
-    found = (round(float(applied[0])), round(float(applied[1])))
+    found = (applied.tokens, applied.kept)
     if found != expected:
         raise HookError(
             f"rollout_corr: the actor's loss saw {found[0]} response tokens of which {found[1]} kept, the trainer "
             f"decided on {expected[0]} and {expected[1]}: the batch was changed on its way"
         )
+
+
+def conclude(
+    trainer: Any,
+    spec: RolloutCorrConfig,
+    sums: Sums | None,
+    applied: Applied,
+    mask: torch.Tensor,
+    *,
+    padding: int = 0,
+) -> tuple[UpdateStatistics, dict[str, float]]:
+    """What an update leaves behind, and its metrics; warns of what is the first of its kind.
+
+    `mask` is the (B, T) response mask of the batch, of which `padding` rows are verl's own. Raises HookError if there
+    are no statistics.
+    """
+    if sums is None:
+        raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
+    state = state_of(trainer)
+    statistics = state.take(sums, applied)
+    values = statistics.metrics(state.seen)
+    untrainable = int((~mask.bool().any(dim=1)).sum()) - padding
+    update = notices.Update(trainer.config, spec, applied, values, padding=padding, untrainable=untrainable)
+    notices.give(update, state.given)
+    return statistics, values
 
 
 def admit(trainer: Any, spec: RolloutCorrConfig, config: Any) -> None:
@@ -176,6 +183,11 @@ def admit(trainer: Any, spec: RolloutCorrConfig, config: Any) -> None:
     policy_loss = config.actor_rollout_ref.actor.policy_loss
     with open_dict(policy_loss):
         policy_loss[HOOKED_TRAINER] = known.path
+
+
+def horizon(config: Any) -> int:
+    """The longest response that the run allows, in tokens: the same constant in every trainer, micro-batch and rank."""
+    return int(config.actor_rollout_ref.rollout.response_length)
 
 
 def old_policy_updates(trainer: Any, spec: RolloutCorrConfig, known: compat.Trainer) -> int:

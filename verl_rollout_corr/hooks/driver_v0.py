@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Mode
 from verl_rollout_corr.hooks import compat, driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
+from verl_rollout_corr.hooks.dumping import STEP
 from verl_rollout_corr.hooks.fully_async import STATISTICS_KEY
 from verl_rollout_corr.hooks.transport import Carried
 from verl_rollout_corr.hooks.weight_versions import history_of
-from verl_rollout_corr.hooks.worker import KEEP, STALENESS, STEP
+from verl_rollout_corr.hooks.worker import HORIZON, KEEP, STALENESS
 
 
 def wrap_workers_start(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +50,6 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         if spec is None:
             return original(self, batch)
         known = compat.known_trainer(type(self))
-        state = driver.state_of(self)
         columns = {name: batch.batch[name] for name in batch.batch.keys()}  # noqa: SIM118 - iterating a TensorDict gives its rows
         lags = row_staleness(self, batch, driver.old_policy_updates(self, spec, known))
         sums = keep = None
@@ -59,14 +58,13 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
             driver.check_rollout(columns, spec)
             shipped.batch[STALENESS] = lags
         else:
-            result = driver.decide_batch(
-                columns, spec, uid=batch.non_tensor_batch.get("uid"), staleness=lags, state=state
-            )
+            result = driver.decide_batch(columns, spec, uid=batch.non_tensor_batch.get("uid"), staleness=lags)
             keep, sums = result.keep, result.sums
             shipped.batch[KEEP] = keep
             if result.weights is not None:
                 shipped.batch["rollout_is_weights"] = result.weights
         shipped.meta_info[STEP] = self.global_steps
+        shipped.meta_info[HORIZON] = driver.horizon(self.config)
         output = original(self, shipped)
         history_of(self.actor_rollout_wg).updates += 1
         metrics = output.meta_info["metrics"]
@@ -77,12 +75,10 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         else:
             sums = worker_sums
-        if sums is None:
-            raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
-        statistics = state.take(sums, applied)
-        metrics.update(statistics.metrics(state.seen))
+        statistics, values = driver.conclude(self, spec, sums, applied, columns["response_mask"])
+        metrics.update(values)
         if known.joins_updates:
-            metrics[STATISTICS_KEY] = Carried((statistics, state.seen))
+            metrics[STATISTICS_KEY] = Carried((statistics, driver.state_of(self).seen))
         return output
 
     return _update_actor

@@ -18,8 +18,9 @@ from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import compat, driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
+from verl_rollout_corr.hooks.dumping import STEP
 from verl_rollout_corr.hooks.weight_versions import history_of
-from verl_rollout_corr.hooks.worker import KEEP, STALENESS, STEP
+from verl_rollout_corr.hooks.worker import HORIZON, KEEP, STALENESS
 
 _FIELDS = ["uid", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
 
@@ -77,12 +78,12 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         if spec is None:
             return original(self, batch, metrics)
         known = compat.known_trainer(type(self))
-        state = driver.state_of(self)
         columns, uid, nested_mask = _fetch(batch)
         lags = row_staleness(self, batch, driver.old_policy_updates(self, spec, known))
-        fields, sums = _columns_for_workers(columns, uid, nested_mask, lags, spec, state)
+        fields, sums = _columns_for_workers(columns, uid, nested_mask, lags, spec)
         batch = _ship(batch, fields)
         batch.extra_info[STEP] = self.global_steps
+        batch.extra_info[HORIZON] = driver.horizon(self.config)
         result = original(self, batch, metrics)
         history_of(self.actor_rollout_wg).updates += 1
         applied, worker_sums = driver.take_worker_statistics(metrics, "actor/")
@@ -91,11 +92,10 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         else:
             epochs = self.config.actor_rollout_ref.actor.ppo_epochs
             driver.check_applied(applied, columns["_keep"], columns["response_mask"], epochs)
-        if sums is None:
-            raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
-        statistics = state.take(sums, applied)
-        state.step.append(statistics)
-        metrics.update(statistics.metrics(state.seen))
+        padding = sum(bool(tag.get("is_padding", False)) for tag in batch.tags)
+        statistics, values = driver.conclude(self, spec, sums, applied, columns["response_mask"], padding=padding)
+        driver.state_of(self).step.append(statistics)
+        metrics.update(values)
         return result
 
     return _update_actor
@@ -107,12 +107,11 @@ def _columns_for_workers(
     nested_mask: torch.Tensor,
     lags: torch.Tensor,
     spec: RolloutCorrConfig,
-    state: driver.TrainerState,
 ) -> tuple[dict[str, torch.Tensor], Any]:
     if spec.mode is Mode.BYPASS:
         driver.check_rollout(columns, spec)
         return {STALENESS: lags}, None
-    result = driver.decide_batch(columns, spec, uid=uid, staleness=lags, state=state)
+    result = driver.decide_batch(columns, spec, uid=uid, staleness=lags)
     columns["_keep"] = result.keep
     fields = {KEEP: response_to_nested(result.keep, nested_mask)}
     if result.weights is not None:

@@ -15,6 +15,7 @@ from types import ModuleType
 from verl_rollout_corr.errors import RolloutCorrError
 from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.platform import on_import
+from verl_rollout_corr.versions import check_version
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ def _apply_to_separate_trainers(module: ModuleType) -> None:
     from verl_rollout_corr.hooks import compat
 
     try:
-        compat.check_version()
+        check_version()
         for name in compat.SEPARATE_TRAINER_MODULES:
             compat.apply_module(name)
     except RolloutCorrError as error:

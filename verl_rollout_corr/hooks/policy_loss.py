@@ -22,6 +22,7 @@ from verl_rollout_corr.config import parse
 from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import compat
+from verl_rollout_corr.versions import check_version
 
 LOSS_MODE = "rollout_corr"
 """The name under which the bypass losses are registered with verl."""
@@ -67,7 +68,7 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
                 f"actor_rollout_ref.actor.policy_loss.loss_mode={LOSS_MODE} with rollout_corr.mode=decoupled: name "
                 "one of verl's policy losses (vanilla, gspo, ...), or take a bypass preset"
             )
-        compat.check_version()
+        check_version()
         compat.apply_module("verl.workers.engine_workers")
         from verl_rollout_corr.hooks import activity
 

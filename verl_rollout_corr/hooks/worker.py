@@ -23,6 +23,7 @@ from verl_rollout_corr.correction import decide
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Denominator, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import dumping
+from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, Carried
 
 KEEP = "rollout_corr_keep"
@@ -30,9 +31,6 @@ KEEP = "rollout_corr_keep"
 
 STALENESS = "rollout_corr_staleness"
 """The column of how many updates old the weights were that sampled the row."""
-
-STEP = "rollout_corr_step"
-"""The step of the trainer, beside the columns."""
 
 _KEPT_TOKENS = "rollout_corr_kept_tokens"
 _KEPT_SEQUENCES = "rollout_corr_kept_sequences"
@@ -167,9 +165,14 @@ def _needs_horizon(config: Any) -> bool:
 
 def _with_horizon(config: Any, data: TensorDict) -> Any:
     """The actor's configuration with a constant to divide by: verl takes the longest response of the micro-batch."""
-    horizon = tu.get_non_tensor_data(data=data, key=HORIZON, default=None)
-    if horizon is None or not _needs_horizon(config):
+    if not _needs_horizon(config):
         return config
+    horizon = tu.get_non_tensor_data(data=data, key=HORIZON, default=None)
+    if horizon is None:
+        raise HookError(
+            f"rollout_corr: the actor's batch does not say {HORIZON}, which loss_agg_mode=seq-mean-token-sum-norm "
+            "divides by: the trainer's process did not correct it. Set actor_rollout_ref.actor.loss_scale_factor"
+        )
     changed = copy.copy(config)
     object.__setattr__(changed, "loss_scale_factor", horizon)  # verl freezes its configurations
     return changed
@@ -223,7 +226,8 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             data=_with_columns(data, columns, keep, spec),
             dp_group=dp_group,
         )
-        metrics[APPLIED_KEY] = Carried(_applied(mask, kept, columns.get("rollout_is_weights")))
+        weights = columns.get("rollout_is_weights")
+        metrics[APPLIED_KEY] = Carried(Applied.to_micro_batch(_rank(dp_group), mask, kept, weights))
         if sums is not None:
             metrics[SUMS_KEY] = Carried(sums)
         if given is not None:
@@ -233,14 +237,13 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
     return ppo_loss
 
 
-def _applied(mask: torch.Tensor, kept: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Response tokens, kept tokens, and the sum of the weights of kept tokens."""
-    weight_sum = kept.sum() if weights is None else torch.where(kept, weights, torch.zeros_like(weights)).double().sum()
-    return torch.stack([mask.sum().double(), kept.sum().double(), weight_sum.double()])
+def _rank(dp_group: Any) -> int:
+    """The data-parallel rank of this worker."""
+    return torch.distributed.get_rank(dp_group) if torch.distributed.is_initialized() else 0
 
 
 def wrap_train_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What a loss over a micro-batch cannot know: counts and lengths of the mini-batch over all ranks."""
+    """What a loss over a micro-batch cannot know: the kept tokens and sequences of the mini-batch over all ranks."""
 
     @functools.wraps(original)
     def train_batch(self: Any, data: TensorDict) -> Any:
@@ -248,9 +251,6 @@ def wrap_train_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         spec = spec_of(config) if config is not None else None
         if spec is not None and spec.denominator is Denominator.KEPT:
             _count_kept(self, data)
-        if spec is not None and _needs_horizon(config) and HORIZON not in data:
-            longest = _agreed(self, [_padded(data, ("response_mask",))["response_mask"].shape[1]], "MAX")
-            tu.assign_non_tensor(data, **{HORIZON: longest[0]})
         return original(self, data)
 
     return train_batch
@@ -261,14 +261,7 @@ def _count_kept(worker: Any, data: TensorDict) -> None:
     if keep is None:
         raise HookError(f"rollout_corr: denominator: kept and the actor's mini-batch has no column {KEEP}")
     kept = keep.bool()
-    tokens, sequences = _agreed(worker, [int(kept.sum()), int(kept.any(dim=1).sum())], "SUM")
+    counts = torch.stack([kept.sum(), kept.any(dim=1).sum()]).to(worker.device_name, torch.int64)
+    torch.distributed.all_reduce(counts, group=worker.engine.get_data_parallel_group())
+    tokens, sequences = counts.tolist()
     tu.assign_non_tensor(data, **{_KEPT_TOKENS: tokens, _KEPT_SEQUENCES: sequences})
-
-
-def _agreed(worker: Any, values: list[int], operation: str) -> list[int]:
-    """The sum or maximum of whole numbers over the data-parallel ranks."""
-    counts = torch.tensor(values, dtype=torch.int64, device=worker.device_name)
-    torch.distributed.all_reduce(
-        counts, op=getattr(torch.distributed.ReduceOp, operation), group=worker.engine.get_data_parallel_group()
-    )
-    return [int(count) for count in counts.tolist()]
