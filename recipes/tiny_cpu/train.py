@@ -85,6 +85,8 @@ def environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        # A seed repeats a run to the bit, as far as the trainer does not depend on the clock.
+        "VERL_CPU_REPEATABLE": "1",
     }
     path = os.environ.get("PYTHONPATH")
     return {

@@ -15,9 +15,9 @@ from e2e.settings import ROLLOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 STEPS = 2
-FP32 = {f"{ROLLOUT}.dtype": "float32", f"{ROLLOUT}.max_num_seqs": 1}
-"""One sequence at a time, since the engine's rounding depends on what it computes together."""
-REPEATABLE = "e2e_repeatable"
+FP32 = {f"{ROLLOUT}.dtype": "float32"}
+REPEATABLE = {"VERL_CPU_REPEATABLE": "1"}
+"""The same samples in the same batches, of the engine's too, since its rounding depends on what it computes together."""
 TIMING = ("timing", "perf/", "actor/perf", "critic/perf")
 
 
@@ -34,14 +34,15 @@ class Runs:
 def runs(start: Launch) -> Runs:
     preset = {"+rollout_corr": "[k3_rs,seq_is]"}
     return Runs(
-        start("fp32_corrected", STEPS, FP32 | preset, env={"VERL_USE_EXTERNAL_MODULES": REPEATABLE}),
-        start("fp32_installed", STEPS, FP32, env={"VERL_USE_EXTERNAL_MODULES": REPEATABLE}),
+        start("fp32_corrected", STEPS, FP32 | preset, env=REPEATABLE),
+        start("fp32_installed", STEPS, FP32, env=REPEATABLE),
         start(
             "fp32_alone",
             STEPS,
             FP32,
             env={
-                "VERL_USE_EXTERNAL_MODULES": f"verl_rollout_corr.platform.autoload,{REPEATABLE}",
+                **REPEATABLE,
+                "VERL_USE_EXTERNAL_MODULES": "verl_rollout_corr.platform.autoload",
                 "VERL_USE_EXTERNAL_PLUGINS": "none",
             },
         ),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,12 @@ def python(code: str) -> str:
     """Runs code in a process of its own, since shims change what other tests import; returns what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_rollout_corr.platform.autoload"},
+        env={
+            **os.environ,
+            "VERL_PLATFORM": "cpu",
+            "VERL_USE_EXTERNAL_MODULES": "verl_rollout_corr.platform.autoload",
+            environment.REPEATABLE: "1",
+        },
         capture_output=True,
         text=True,
         timeout=300,
@@ -94,6 +100,18 @@ def test_another_signature_is_refused_with_the_version_and_nothing_changes() -> 
     assert f"upstream.function of verl {VERSION} takes (a, c), expected (a, b)" in str(error.value)
     assert "[cpu]" in str(error.value)
     assert module.function is original
+
+
+@pytest.mark.parametrize(("value", "replaced"), [("1", True), ("0", False), (None, False)])
+def test_a_shim_that_needs_a_switch(value: str | None, replaced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = a_module(lambda a, b: a + b)
+    monkeypatch.setitem(sys.modules, "upstream", module)
+    monkeypatch.delenv("A_SWITCH", raising=False)
+    if value is not None:
+        monkeypatch.setenv("A_SWITCH", value)
+    module.__spec__ = None
+    replace(A_SHIM, only_with="A_SWITCH").install()
+    assert (module.function(1, 2) == 103) is replaced
 
 
 def test_a_missing_function_is_refused() -> None:

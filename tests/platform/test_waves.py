@@ -1,0 +1,139 @@
+"""Requests reach the engine in sorted waves, whatever the order and the moments in which they come."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from verl_rollout_corr.platform import waves
+
+SIZE = 4
+
+
+class Engine:
+    """The parts of vLLM's AsyncLLM that a wave uses; what happens is written to `log`."""
+
+    def __init__(self, *, paused: bool = False) -> None:
+        self.vllm_config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=SIZE))
+        self.output_processor = self
+        self.engine_core = self
+        self.paused = paused
+        self.unfinished = 0
+        self.log: list[Any] = []
+
+    def has_unfinished_requests(self) -> bool:
+        return self.unfinished > 0
+
+    async def is_scheduler_paused_async(self) -> bool:
+        return self.paused
+
+    async def pause_scheduler_async(self, mode: str, clear_cache: bool) -> None:
+        assert mode == "keep" and not clear_cache and not self.unfinished
+        self.paused = True
+        self.log.append("pause")
+
+    async def resume_scheduler_async(self) -> None:
+        self.paused = False
+        self.log.append("resume")
+
+    async def add(self, number: int) -> int:
+        await asyncio.sleep(0)
+        assert self.paused
+        if number < 0:
+            raise ValueError("negative")
+        self.unfinished += 1
+        self.log.append(number)
+        return 10 * number
+
+    async def answer(self, seconds: float) -> None:
+        """Every request so far is answered."""
+        await asyncio.sleep(seconds)
+        self.unfinished = 0
+
+
+async def ask(engine: Engine, gate: waves.Waves, number: int, delay: float = 0.0) -> int:
+    await asyncio.sleep(delay)
+    return await gate.admit((number,), lambda: engine.add(number))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waves, "QUIET", 0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_full_wave_goes_sorted_and_at_once(seed: int) -> None:
+    async def scenario() -> list[Any]:
+        engine = Engine()
+        gate = waves.Waves(engine)
+        numbers = random.Random(seed).sample(range(SIZE), SIZE)
+        answers = await asyncio.gather(*(ask(engine, gate, number, delay=number * 0.002) for number in numbers))
+        assert answers == [10 * number for number in numbers]
+        return engine.log
+
+    assert asyncio.run(scenario()) == ["pause", 0, 1, 2, 3, "resume"]
+
+
+def test_a_small_wave_goes_when_no_more_comes() -> None:
+    async def scenario() -> list[Any]:
+        engine = Engine()
+        gate = waves.Waves(engine)
+        await asyncio.gather(ask(engine, gate, 2), ask(engine, gate, 1, delay=0.02))
+        return engine.log
+
+    assert asyncio.run(scenario()) == ["pause", 1, 2, "resume"]
+
+
+def test_the_next_wave_waits_for_the_answers() -> None:
+    async def scenario() -> list[Any]:
+        engine = Engine()
+        gate = waves.Waves(engine)
+        many = [asyncio.create_task(ask(engine, gate, number)) for number in range(SIZE + 2)]
+        await asyncio.gather(*many[:SIZE])
+        await asyncio.sleep(0.1)
+        assert engine.log == ["pause", 0, 1, 2, 3, "resume"]
+        await engine.answer(0.0)
+        await asyncio.gather(*many)
+        return engine.log[SIZE + 2 :]
+
+    assert asyncio.run(scenario()) == ["pause", 4, 5, "resume"]
+
+
+def test_a_request_that_fails_fails_alone() -> None:
+    async def scenario() -> list[Any]:
+        engine = Engine()
+        gate = waves.Waves(engine)
+        answers = await asyncio.gather(*(ask(engine, gate, number) for number in (1, -1, 2)), return_exceptions=True)
+        assert answers[0] == 10 and answers[2] == 20 and isinstance(answers[1], ValueError)
+        return engine.log
+
+    assert asyncio.run(scenario()) == ["pause", 1, 2, "resume"]
+
+
+def test_a_request_that_was_given_up_is_not_added() -> None:
+    async def scenario() -> list[Any]:
+        engine = Engine()
+        gate = waves.Waves(engine)
+        tasks = [asyncio.create_task(ask(engine, gate, number)) for number in (1, 2)]
+        await asyncio.sleep(0.01)
+        tasks[0].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return engine.log
+
+    assert asyncio.run(scenario()) == ["pause", 2, "resume"]
+
+
+def test_a_pause_of_verls_is_left_to_verl() -> None:
+    """It pauses the engine while it sends weights."""
+
+    async def scenario() -> Engine:
+        engine = Engine(paused=True)
+        await ask(engine, waves.Waves(engine), 1)
+        return engine
+
+    engine = asyncio.run(scenario())
+    assert engine.log == [1] and engine.paused

@@ -1,0 +1,83 @@
+"""Requests go to vLLM in waves, so that what it computes together, and so its rounding, does not depend on the clock.
+
+BF16 log-probs of a sequence depend on the sequences beside it in a batch, and those on which requests had arrived when
+the scheduler looked. Here requests wait until `max_num_seqs` of them are there, or none has come for `QUIET` seconds;
+they are sorted and handed over while the scheduler is paused; the next wave starts when this one has been answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+QUIET = 0.25
+"""Seconds without a further request after which a wave is complete."""
+
+_LOOK = 0.01
+"""Seconds between two looks at a wave that is not answered yet."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    key: tuple[Any, ...]
+    add: Callable[[], Awaitable[Any]]
+    added: asyncio.Future[Any]
+
+
+class Waves:
+    """The requests of one engine (vLLM's AsyncLLM)."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._size = int(engine.vllm_config.scheduler_config.max_num_seqs)
+        self._waiting: list[_Waiting] = []
+        self._last = 0.0
+        self._next: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def admit(self, key: tuple[Any, ...], add: Callable[[], Awaitable[Any]]) -> Any:
+        """What `add()` gives, once the request's wave starts. Requests of a wave are added in the order of `key`."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(key, add, loop.create_future())
+        self._waiting.append(waiting)
+        self._last = loop.time()
+        self._look()
+        return await waiting.added
+
+    def _look(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+        if not self._waiting or self._task is not None:
+            return
+        loop = asyncio.get_running_loop()
+        wait = 0.0 if len(self._waiting) >= self._size else self._last + QUIET - loop.time()
+        if self._engine.output_processor.has_unfinished_requests():
+            wait = max(wait, _LOOK)
+        if wait > 0:
+            self._next = loop.call_later(wait, self._look)
+            return
+        wave = sorted(self._waiting, key=lambda waiting: waiting.key)
+        self._waiting, wave = wave[self._size :], wave[: self._size]
+        self._task = loop.create_task(self._start(wave))
+
+    async def _start(self, wave: list[_Waiting]) -> None:
+        core = self._engine.engine_core
+        ours = not await core.is_scheduler_paused_async()  # else it is verl's pause, and verl ends it
+        if ours:
+            await core.pause_scheduler_async(mode="keep", clear_cache=False)
+        try:
+            for waiting in wave:
+                if waiting.added.cancelled():
+                    continue
+                try:
+                    waiting.added.set_result(await waiting.add())
+                except Exception as error:
+                    waiting.added.set_exception(error)
+        finally:
+            if ours:
+                await core.resume_scheduler_async()
+            self._task = None
+            self._look()
