@@ -134,10 +134,10 @@ def test_the_tracker_has_the_metrics_of_the_whole_batch(
 
 
 def test_the_tools_tokens_are_in_no_metric(ran: Finished, logged: dict[int, dict[str, float]]) -> None:
-    """Their log-prob 0.0 would show here."""
+    """Their log-prob 0.0 would show here: one of them adds more than 1 to the sum of what is 0.02 per token at most."""
     for metrics in logged.values():
         assert metrics["rollout_corr/exact_zero_rollout_fraction"] == 0.0
-        assert abs(metrics["rollout_corr/kl"]) < 0.01
+        assert abs(metrics["rollout_corr/kl"]) < 0.02
 
 
 def test_a_warning_says_what_was_left_out(ran: Finished) -> None:
