@@ -1,4 +1,4 @@
-"""What every test shares: how hard hypothesis tries.
+"""What every test shares: how hard hypothesis tries, and how many processes run the tests.
 
 `HYPOTHESIS_PROFILE=slow` runs thousands of examples per property (and ten times the seeded batches of tests/oracle).
 """
@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -21,3 +22,17 @@ for profile, examples in (("default", 150), ("slow", 3000)):
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 torch.set_num_threads(1)  # batches of a few tokens: threads only wait for each other
+
+REAL_RUNS = ("e2e", "e2e_async", "chaos")
+MOST = 4
+"""Each process imports torch and verl: more of them than this take more memory than time is saved."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process per core, but none besides this one where real runs are chosen: a run takes the whole machine, and
+    its tests share it.
+    """
+    chosen = config.option.markexpr
+    if any(mark in chosen and f"not {mark}" not in chosen for mark in REAL_RUNS):
+        return 0
+    return min(os.cpu_count() or 1, MOST)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import Denominator
-from verl_rollout_corr.losses import AGGREGATION_MODES, aggregate, ppo_clip, reinforce
+from verl_rollout_corr.losses import AGGREGATION_MODES, aggregate, clipped, ppo_clip, reinforce
 
 NAN, INF = math.nan, math.inf
 
@@ -219,3 +219,20 @@ class TestAggregate:
         """What was given and what is allowed."""
         with pytest.raises(ConfigError, match=r"'token_mean'; write one of token-mean, token-sum"):
             aggregate(LOSS, MASK, KEEP, "token_mean")
+
+
+@pytest.mark.parametrize("gap", [-0.6, -0.23, -0.22, 0.0, 0.18, 0.19, 0.6])
+@pytest.mark.parametrize("advantage", [-1.5, 0.0, 2.0])
+def test_clipped_is_where_ppo_clip_has_no_gradient(gap: float, advantage: float) -> None:
+    """By autograd; with an advantage of 0 there is none to lose."""
+    log_prob, rollout = double(-2 + gap).requires_grad_(), double(-2)
+    ppo_clip(log_prob, rollout, double(advantage), clip_low=0.2, clip_high=0.2).sum().backward()
+    assert log_prob.grad is not None
+    silenced = clipped(log_prob, rollout, double(advantage), clip_low=0.2, clip_high=0.2)
+    assert bool(silenced) == (advantage != 0 and float(log_prob.grad) == 0)
+
+
+def test_clipped_takes_nan_for_no_number() -> None:
+    nan = double(math.nan)
+    assert not clipped(nan, double(-2), double(1), clip_low=0.2, clip_high=0.2).any()
+    assert not clipped(double(-1), double(-2), nan, clip_low=0.2, clip_high=0.2).any()

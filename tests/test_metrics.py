@@ -26,7 +26,7 @@ BINS = {
     for label in labels
 }
 # What the trainer and the workers add in a run of verl; tests/hooks look at these.
-BY_THE_HOOK = {"staleness_share", "applied_kept_fraction", "applied_weight"}
+BY_THE_HOOK = {"staleness_share", "applied_kept_fraction", "applied_weight", "applied_clipped_fraction"}
 
 
 def everything() -> dict[str, Any]:

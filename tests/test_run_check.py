@@ -76,6 +76,12 @@ def test_gspo_is_allowed_where_whole_sequences_are_rejected_or_kept_tokens_count
         assert policy_loss_objection("gspo", config) is None
 
 
+@pytest.mark.parametrize("temperature", [1, 1.0])
+def test_raw_log_probs_are_those_of_the_sampling_distribution_at_temperature_1(temperature: float) -> None:
+    settings = {"logprobs_mode": "raw_logprobs", "temperature": temperature}
+    check_run(DECOUPLED, run(**{f"actor_rollout_ref__rollout__{key}": value for key, value in settings.items()}))
+
+
 REFUSED: list[tuple[str, Any, dict[str, Any], tuple[str, ...]]] = [
     (
         "log-probs off",
@@ -88,6 +94,22 @@ REFUSED: list[tuple[str, Any, dict[str, Any], tuple[str, ...]]] = [
         DECOUPLED,
         run(actor_rollout_ref__rollout__calculate_log_probs="true"),
         ("calculate_log_probs is 'true'", "calculate_log_probs=true"),
+    ),
+    (
+        "logits for log-probs",
+        DECOUPLED,
+        run(actor_rollout_ref__rollout__logprobs_mode="raw_logits"),
+        ("logprobs_mode is 'raw_logits'", "logits are no log-probs", "processed_logprobs"),
+    ),
+    (
+        "log-probs before the temperature",
+        BYPASS,
+        run(
+            "bypass",
+            actor_rollout_ref__rollout__logprobs_mode="raw_logprobs",
+            actor_rollout_ref__rollout__temperature=0.6,
+        ),
+        ("logprobs_mode is 'raw_logprobs'", "temperature 0.6", "processed_logprobs"),
     ),
     ("no rollout at all", DECOUPLED, {}, ("calculate_log_probs is not set",)),
     (

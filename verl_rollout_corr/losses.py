@@ -60,6 +60,18 @@ def ppo_clip(
     return torch.where(usable, loss, torch.full_like(loss, torch.nan))
 
 
+def clipped(
+    log_prob: Tensor, rollout_log_probs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> Tensor:
+    """Where the clip of `ppo_clip` leaves no gradient: r is beyond the bound on the side to which A pushes it.
+
+    (B, T) bool, from the arguments of `ppo_clip`; False where one of them is NaN. The dual clip is not counted.
+    """
+    policy_ratio = ratio(log_prob.detach() - rollout_log_probs.detach())
+    above = (advantages > 0) & (policy_ratio > 1 + clip_high)
+    return above | ((advantages < 0) & (policy_ratio < 1 - clip_low))
+
+
 def reinforce(log_prob: Tensor, weights: Tensor | None, advantages: Tensor) -> Tensor:
     """-sg(w_t) A_t log pi_theta(a_t), whose gradient is -w_t A_t grad log pi_theta(a_t).
 

@@ -247,6 +247,13 @@ METRICS: tuple[MetricInfo, ...] = (
         "this package",
     ),
     MetricInfo(
+        "applied_clipped_fraction",
+        "kept tokens that PPO's clip silences / kept tokens",
+        "[0, 1]",
+        "by the workers; bypass mode with ppo_clip, else 0",
+        "this package",
+    ),
+    MetricInfo(
         "applied_weight",
         "mean weight over the tokens that the actor's loss saw",
         "[0, e^20]",

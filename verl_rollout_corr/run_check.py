@@ -46,6 +46,7 @@ def check_run(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
         ConfigError: naming the key of verl's configuration, the value found and what to write.
     """
     _check_log_probs(run)
+    _check_sampling_log_probs(run)
     _check_own_correction(config, run)
     _check_worker(run)
     _check_policy_loss(config, run)
@@ -66,6 +67,23 @@ def _check_log_probs(run: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{key} is {_shown(found)}: the rollout engine would return no log-probs, and there would be nothing to "
             f"correct with. Write {key}=true, or leave it out: the presets set it."
+        )
+
+
+def _check_sampling_log_probs(run: Mapping[str, Any]) -> None:
+    """Mu is the distribution that was sampled from."""
+    rollout = "actor_rollout_ref.rollout"
+    mode, temperature = _at(run, f"{rollout}.logprobs_mode"), _at(run, f"{rollout}.temperature")
+    if isinstance(mode, str) and mode.endswith("_logits"):
+        raise ConfigError(
+            f"{rollout}.logprobs_mode is {_shown(mode)}: logits are no log-probs. "
+            f"Write {rollout}.logprobs_mode=processed_logprobs, or leave it out."
+        )
+    if mode == "raw_logprobs" and temperature not in (_ABSENT, 1, 1.0):
+        raise ConfigError(
+            f"{rollout}.logprobs_mode is {_shown(mode)} and {rollout}.temperature {_shown(temperature)}: the engine "
+            "would report log-probs before the temperature, which the trainer applies. "
+            f"Write {rollout}.logprobs_mode=processed_logprobs, or leave it out."
         )
 
 

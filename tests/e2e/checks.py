@@ -16,7 +16,7 @@ from e2e import dumped, independent, reading
 from e2e.dumped import Row, Step
 from e2e.launch import Finished
 
-BY_TRAINER = {"applied_kept_fraction", "applied_weight", "staleness_share"}
+BY_TRAINER = {"applied_kept_fraction", "applied_weight", "applied_clipped_fraction", "staleness_share"}
 """What is not a function of the batch's sums alone."""
 
 

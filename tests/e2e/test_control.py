@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 STEPS = 2
 FP32 = {f"{ROLLOUT}.dtype": "float32"}
 REPEATABLE = {"VERL_CPU_REPEATABLE": "1"}
-"""The same samples in the same batches, of the engine's too, since its rounding depends on what it computes together."""
+"""The same samples in the same batches, the engine's too: its rounding depends on what it computes together."""
 TIMING = ("timing", "perf/", "actor/perf", "critic/perf")
 
 

@@ -37,6 +37,7 @@ def test_empty_is_a_micro_batch_that_had_tokens(mask: torch.Tensor, empty: int) 
 
 def test_rows_in_any_grouping_give_the_same() -> None:
     parts = [Applied.to_micro_batch(rank, MASK, KEPT, WEIGHTS) for rank in (0, 1, 0, 2)]
+    assert sum(part.clipped for part in parts) == 0
     parts.append(Applied.to_micro_batch(1, MASK, NOTHING, WEIGHTS))
     one_by_one = functools.reduce(operator.add, parts)
     in_two = (parts[4] + parts[2]) + (parts[1] + (parts[0] + parts[3]))
@@ -48,3 +49,9 @@ def test_travels_through_verls_metrics() -> None:
     """As a pickle, in a list, through numpy's mean."""
     part = Carried(Applied.to_micro_batch(0, MASK, KEPT, WEIGHTS))
     assert counts(gather([pickle.loads(pickle.dumps(part)), [part]])) == (6, 4, 5.0, 0)
+
+
+def test_only_kept_tokens_are_silenced_by_the_clip() -> None:
+    clipped = torch.tensor([[1, 1, 1], [0, 1, 0], [1, 1, 1]]).bool()
+    part = Applied.to_micro_batch(0, MASK, KEPT, None, clipped)
+    assert part.clipped == 1 and (part + part).clipped == 2

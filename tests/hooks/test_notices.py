@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from verl_rollout_corr import correct, load_preset
-from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import notices
 from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.losses import clipped
 
 K3 = load_preset("k3_rs")
 BYPASS = load_preset("bypass_ppo_clip")
 
 
-def actor(**settings: float | None) -> Any:
+def sampling(top_p: float = 1.0, top_k: int = -1) -> Any:
     """The part of verl's configuration that the notices read."""
-    clip = {"clip_ratio": 0.2, "clip_ratio_low": None, "clip_ratio_high": None} | settings
-    return SimpleNamespace(actor_rollout_ref=SimpleNamespace(actor=SimpleNamespace(**clip)))
+    return SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(top_p=top_p, top_k=top_k)))
 
 
 def update(
@@ -31,18 +31,25 @@ def update(
     rollout: list[list[float]] | None = None,
     ranks: tuple[int, ...] | None = None,
     config: Any = None,
+    advantage: float = 1.0,
     **more: int,
 ) -> notices.Update:
-    """An update whose micro-batches are single rows, each on its rank."""
+    """An update whose micro-batches are single rows, each on its rank; all tokens have one advantage; clip .2."""
     gap = torch.tensor(log_ratio, dtype=torch.float64)
     mu = torch.full_like(gap, -5.0) if rollout is None else torch.tensor(rollout, dtype=torch.float64)
     marks = torch.ones_like(gap).long() if mask is None else torch.tensor(mask)
     result = correct(mu + gap, mu, marks, spec)
     applied = Applied({})
+    beyond = None
+    if spec.mode is Mode.BYPASS and spec.loss is Loss.PPO_CLIP:
+        beyond = clipped(mu + gap, mu, torch.full_like(gap, advantage), clip_low=0.2, clip_high=0.2)
     for row, rank in enumerate(ranks or (0,) * len(gap)):
         one = slice(row, row + 1)
-        applied = applied + Applied.to_micro_batch(rank, marks[one].bool(), result.keep[one].bool(), None)
-    return notices.Update(config or actor(), spec, applied, result.metrics, **more)
+        cut = None if beyond is None else beyond[one]
+        applied = applied + Applied.to_micro_batch(rank, marks[one].bool(), result.keep[one].bool(), None, cut)
+    share = applied.clipped / applied.kept if applied.kept else 0.0
+    values = result.metrics | {"rollout_corr/applied_clipped_fraction": share}
+    return notices.Update(config or sampling(), spec, applied, values, **more)
 
 
 def said(happened: notices.Update, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -91,7 +98,31 @@ def test_invalid_log_probs_that_are_rejected(capsys: pytest.CaptureFixture[str])
     """With `invalid: reject`."""
     spec = load_preset("k3_rs", ["rollout_corr.invalid=reject"])
     lines = said(update([[0.0, 0.0], [0.0, 0.0]], spec, rollout=[[-1.0, -1.0], [float("nan"), -1.0]]), capsys)
-    assert any("50.00% of the sequences" in line and "no numbers" in line for line in lines)
+    assert any("50.00% of the sequences" in line and "cannot be one" in line for line in lines)
+
+
+def test_a_batch_of_invalid_log_probs_was_rejected_by_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    """So nothing points to the bounds."""
+    spec = load_preset("k3_rs", ["rollout_corr.invalid=reject"])
+    (line,) = said(update([[0.0, 0.0]], spec, rollout=[[float("nan"), -1.0]]), capsys)
+    assert "100.00% of the sequences" in line
+
+
+@pytest.mark.parametrize(("denominator", "words"), [("all", "weigh no more"), ("kept", "weigh more")])
+def test_what_an_empty_micro_batch_means_for_the_others(
+    denominator: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = load_preset("k3_rs", [f"rollout_corr.denominator={denominator}"])
+    (line,) = said(update([[0.0, 0.0], [4.0, 4.0]], spec), capsys)
+    assert words in line
+
+
+@pytest.mark.parametrize("config", [sampling(top_p=0.8), sampling(top_k=5)])
+def test_zeros_of_truncated_sampling_have_a_likelier_cause(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """One candidate is left, and its probability is 1."""
+    spec = load_preset("metrics_only")
+    (line,) = said(update([[-0.3, 0.0]], spec, rollout=[[0.0, -1.0]], config=config), capsys)
+    assert "top_p or top_k left one candidate" in line
 
 
 @pytest.mark.parametrize(
@@ -107,21 +138,27 @@ def test_case_20_exact_zeros_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("gap", "spec", "settings", "warned"),
+    ("gap", "advantage", "spec", "warned"),
     [
-        (0.19, BYPASS, {}, True),  # the case: every token is out of the clip
-        (0.02, BYPASS, {}, False),
-        (0.19, load_preset("bypass_reinforce"), {}, False),  # no clip
-        (0.19, load_preset("metrics_only"), {}, False),  # pi_old is the trainer's own
-        (0.19, BYPASS, {"clip_ratio_low": 0.5, "clip_ratio_high": 0.6}, False),
-        (0.19, BYPASS, {"clip_ratio_high": 0.28}, True),  # the lower side is clip_ratio still
+        (0.19, 1.0, BYPASS, True),  # the case: r = 1.209 with clip .2, and nothing is learned
+        (0.18, 1.0, BYPASS, False),  # r = 1.197
+        (0.19, -1.0, BYPASS, False),  # the clip does not hold back what makes the token less likely
+        (-0.23, -1.0, BYPASS, True),  # r = .795
+        (0.19, 1.0, load_preset("bypass_reinforce"), False),  # no clip
     ],
 )
 def test_case_42_a_gap_that_spends_the_clip(
-    gap: float, spec: RolloutCorrConfig, settings: dict[str, float], warned: bool, capsys: pytest.CaptureFixture[str]
+    gap: float, advantage: float, spec: RolloutCorrConfig, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Megatron-LM PR 76: +.19 under bypass with clip .2."""
-    lines = said(update([[gap, gap]], spec, config=actor(**settings)), capsys)
+    """Megatron-LM PR 76: +.19 under bypass with clip .2, for a quarter of the tokens."""
+    lines = said(update([[gap, 0.0, 0.0, 0.0]], spec, advantage=advantage), capsys)
     assert bool(lines) is warned
     if warned:
-        assert "0.209 from 1 on average" in lines[0] and "clip_ratio is 0.2" in lines[0]
+        assert "silences 25% of the kept tokens" in lines[0] and "applied_clipped_fraction" in lines[0]
+
+
+def test_case_42_sibling_rejected_rows_spend_no_clip(capsys: pytest.CaptureFixture[str]) -> None:
+    """The mismatch is that of a row that is not trained on."""
+    spec = load_preset("bypass_ppo_clip_k3_rs")
+    lines = said(update([[2.0, 2.0], [0.0, 0.0], [0.0, 0.0]], spec), capsys)
+    assert not any("clip" in line for line in lines)

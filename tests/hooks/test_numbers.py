@@ -140,3 +140,28 @@ def test_bypass_log_pi_of_minus_infinity_is_legal(
     assert torch.isfinite(found.loss)
     assert all(torch.isfinite(gradient).all() for gradient in found.gradients)
     assert found.gradients[1][3] == 0 and found.gradients[0].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_token_that_pi_old_gives_no_probability(
+    monkeypatch: pytest.MonkeyPatch, decided: list[Row], mode: str
+) -> None:
+    """Legal, and kept: -inf - (-inf) is no number, so the token adds 0 and counts, as one with advantage 0 does."""
+    config = direct.configuration(WEIGHTED, monkeypatch, loss_agg_mode=mode, loss_scale_factor=12)
+    current = direct.current(decided)
+    at = next(
+        (row, int(place)) for row, one in enumerate(decided) for place in one.columns["rollout_corr_keep"].nonzero()
+    )
+    row, place = at
+    old, advantages = (decided[row].columns[name].clone() for name in ("old_log_probs", "advantages"))
+    advantages[place] = 0.0
+    silent = [one.having(advantages=advantages) if i == row else one for i, one in enumerate(decided)]
+    expected = direct.call(config, silent, log_probs=current)
+    old[place] = -math.inf
+    impossible = [one.having(old_log_probs=old) if i == row else one for i, one in enumerate(decided)]
+    both = [value.clone() for value in current]
+    both[row][place] = -math.inf
+    for log_probs in (current, both):
+        found = direct.call(config, impossible, log_probs=log_probs)
+        same(found, expected)
+        assert found.metrics[APPLIED_KEY].content.kept == expected.metrics[APPLIED_KEY].content.kept

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
 import pytest
 import torch
+from verl.single_controller.ray import base as ray_worker_groups
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
@@ -15,7 +17,7 @@ from hooks.rows import Row
 from hooks.test_gradients import WEIGHTED
 from verl_rollout_corr.config import parse, to_mapping
 from verl_rollout_corr.errors import ConfigError, HookError
-from verl_rollout_corr.hooks import compat
+from verl_rollout_corr.hooks import activity, compat
 from verl_rollout_corr.hooks.policy_loss import LOSS_MODE, RolloutCorrPolicyLossConfig
 
 
@@ -86,3 +88,37 @@ def test_kept_counts_that_nobody_counted(monkeypatch: pytest.MonkeyPatch, decide
     config = direct.configuration(WEIGHTED | {"denominator": "kept"}, monkeypatch)
     with pytest.raises(HookError, match=r"set rollout_corr\.denominator=all"):
         direct.call(config, decided)
+
+
+KNOWN = compat.TRAINERS[0].path
+
+
+@pytest.mark.parametrize(
+    ("variables", "trainer", "refused"),
+    [
+        ({"RANK": "0", "WG_PREFIX": "x"}, None, True),
+        ({"RANK": "0", "WG_PREFIX": "x"}, "my.Trainer", True),
+        ({"RANK": "0", "WG_PREFIX": "x"}, KNOWN, False),
+        # A TaskRunner, which builds the actor's configuration only to validate it, in a job that torchrun started.
+        ({"RANK": "0"}, None, False),
+        ({}, None, False),
+    ],
+)
+def test_an_actor_is_built_for_a_hooked_trainer_only(
+    variables: dict[str, str], trainer: str | None, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl's worker groups set RANK and WG_PREFIX."""
+    monkeypatch.setattr(activity, "in_ray_actor", lambda: True)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WG_PREFIX", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if refused:
+        with pytest.raises(HookError, match="not one of those that the hook knows"):
+            RolloutCorrPolicyLossConfig(rollout_corr=text(), rollout_corr_trainer=trainer)
+    else:
+        RolloutCorrPolicyLossConfig(rollout_corr=text(), rollout_corr_trainer=trainer)
+
+
+def test_verl_marks_the_processes_of_a_worker_group_so() -> None:
+    assert '"WG_PREFIX"' in inspect.getsource(ray_worker_groups) and '"RANK"' in inspect.getsource(ray_worker_groups)

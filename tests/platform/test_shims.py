@@ -9,7 +9,7 @@ import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -356,3 +356,45 @@ def test_the_platform_is_refused_where_a_shim_does_not_fit() -> None:
     said = python(code)
     assert "HookError VERL_PLATFORM=cpu: verl.utils.distributed.initialize_global_process_group_ray of verl" in said
     assert "Unknown platform 'cpu'" in said
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_are_sorted_by_sample(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of prompts and the order of completion are random, what was sampled is not: the same rows in the same
+    order, also where two prompts are equal, where a data set has no index, and where a session has several rows.
+    """
+    import random
+
+    import torch
+    import transfer_queue
+
+    def sample(index: int, prompt: list[int], session: int, number: int, response: list[int]) -> dict[str, Any]:
+        return {"index": index, "prompts": prompt, "responses": response, "session": session, "number": number}
+
+    samples = [
+        [sample(0, [7], 0, 0, [1]), sample(0, [7], 1, 0, [2]), sample(0, [7, 2, 5], 1, 1, [3])],
+        [sample(0, [8], 0, 0, [9]), sample(0, [8], 1, 0, [1])],
+        [sample(4, [8], 0, 0, [9]), sample(4, [8], 1, 0, [1])],
+    ]
+    drawn = random.Random(seed)
+    rows = {
+        f"{uid}_{row['session']}_{row['number']}": row
+        for group, uid in zip(samples, drawn.sample("abcdefg", len(samples)), strict=True)
+        for row in group
+    }
+    keys = drawn.sample(sorted(rows), len(rows))
+
+    def get(keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, Any]:
+        columns: dict[str, Any] = {"index": [rows[key]["index"] for key in keys]}
+        for name in ("prompts", "responses"):
+            columns[name] = torch.nested.nested_tensor(
+                [rows[key][name] for key in keys], dtype=torch.int64, layout=torch.jagged
+            )
+        return columns
+
+    monkeypatch.setattr(transfer_queue, "kv_batch_get", get)
+    batch = SimpleNamespace(keys=keys, tags=[{"global_steps": 1, "key": key} for key in keys])
+    found = shims.batches_in_order(lambda *arguments: batch)(None, "train", [], {})
+    assert [rows[key]["responses"] for key in found.keys] == [[1], [2], [3], [9], [1], [9], [1]]
+    assert [rows[key]["prompts"][0] for key in found.keys] == [7, 7, 7, 8, 8, 8, 8]
+    assert [tag["key"] for tag in found.tags] == found.keys

@@ -40,14 +40,18 @@ class Engine:
         self.paused = False
         self.log.append("resume")
 
-    async def add(self, number: int) -> int:
-        await asyncio.sleep(0)
+    async def abort(self, request_id: int, internal: bool) -> None:
+        assert internal
+        self.log.append(f"abort {request_id}")
+
+    async def add(self, number: int) -> Any:
+        await asyncio.sleep(0.002)
         assert self.paused
         if number < 0:
             raise ValueError("negative")
         self.unfinished += 1
         self.log.append(number)
-        return 10 * number
+        return SimpleNamespace(request_id=number)
 
     async def answer(self, seconds: float) -> None:
         """Every request so far is answered."""
@@ -57,7 +61,7 @@ class Engine:
 
 async def ask(engine: Engine, gate: waves.Waves, number: int, delay: float = 0.0) -> int:
     await asyncio.sleep(delay)
-    return await gate.admit((number,), lambda: engine.add(number))
+    return (await gate.admit((number,), lambda: engine.add(number))).request_id
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +76,7 @@ def test_a_full_wave_goes_sorted_and_at_once(seed: int) -> None:
         gate = waves.Waves(engine)
         numbers = random.Random(seed).sample(range(SIZE), SIZE)
         answers = await asyncio.gather(*(ask(engine, gate, number, delay=number * 0.002) for number in numbers))
-        assert answers == [10 * number for number in numbers]
+        assert answers == numbers
         return engine.log
 
     assert asyncio.run(scenario()) == ["pause", 0, 1, 2, 3, "resume"]
@@ -108,7 +112,7 @@ def test_a_request_that_fails_fails_alone() -> None:
         engine = Engine()
         gate = waves.Waves(engine)
         answers = await asyncio.gather(*(ask(engine, gate, number) for number in (1, -1, 2)), return_exceptions=True)
-        assert answers[0] == 10 and answers[2] == 20 and isinstance(answers[1], ValueError)
+        assert answers[0] == 1 and answers[2] == 2 and isinstance(answers[1], ValueError)
         return engine.log
 
     assert asyncio.run(scenario()) == ["pause", 1, 2, "resume"]
@@ -125,6 +129,46 @@ def test_a_request_that_was_given_up_is_not_added() -> None:
         return engine.log
 
     assert asyncio.run(scenario()) == ["pause", 2, "resume"]
+
+
+def test_a_caller_who_leaves_while_the_request_is_added_takes_nobody_along() -> None:
+    """The request is aborted, and the wave goes on."""
+
+    async def scenario() -> list[Any]:
+        engine = Engine()
+        gate = waves.Waves(engine)
+        tasks = [asyncio.create_task(ask(engine, gate, number)) for number in range(SIZE)]
+        while "pause" not in engine.log:
+            await asyncio.sleep(0)
+        tasks[0].cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError) and answers[1:] == [1, 2, 3]
+        return engine.log
+
+    assert asyncio.run(scenario()) == ["pause", 0, "abort 0", 1, 2, 3, "resume"]
+
+
+@pytest.mark.parametrize("broken", ["is_scheduler_paused_async", "pause_scheduler_async", "resume_scheduler_async"])
+def test_a_dead_engine_is_an_error_for_every_caller(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for ever, and neither does who comes later."""
+
+    async def dead(*arguments: Any, **named: Any) -> None:
+        raise ConnectionError("dead")
+
+    async def scenario() -> list[Any]:
+        engine = Engine()
+        gate = waves.Waves(engine)
+        monkeypatch.setattr(engine, broken, dead)
+        many = await asyncio.gather(*(ask(engine, gate, number) for number in (1, 2)), return_exceptions=True)
+        engine.unfinished = 0
+        late = await asyncio.gather(ask(engine, gate, 3), return_exceptions=True)
+        return [*many, *late]
+
+    answers = asyncio.run(asyncio.wait_for(scenario(), timeout=5))
+    if broken == "resume_scheduler_async":  # they were added before
+        assert answers[:2] == [1, 2]
+    else:
+        assert all(isinstance(answer, ConnectionError) for answer in answers)
 
 
 def test_a_pause_of_verls_is_left_to_verl() -> None:

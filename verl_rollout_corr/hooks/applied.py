@@ -12,8 +12,9 @@ import torch
 
 @dataclass(frozen=True)
 class Applied:
-    """Additive counts by data-parallel rank: float64 tensors (4,) of response tokens, kept tokens, the sum of the
-    weights of the kept tokens, and micro-batches with response tokens of which none was kept.
+    """Additive counts by data-parallel rank: float64 tensors (5,) of response tokens, kept tokens, the sum of the
+    weights of the kept tokens, micro-batches with response tokens of which none was kept, and kept tokens that the clip
+    of bypass mode's PPO silences.
 
     `a + b` joins micro-batches, ranks, epochs and updates.
     """
@@ -21,12 +22,22 @@ class Applied:
     by_rank: Mapping[int, torch.Tensor]
 
     @classmethod
-    def to_micro_batch(cls, rank: int, mask: torch.Tensor, kept: torch.Tensor, weights: torch.Tensor | None) -> Applied:
-        """The counts of one micro-batch, on its device: `mask`, `kept` (B, T) bool; `weights` (B, T), or None for 1."""
+    def to_micro_batch(
+        cls,
+        rank: int,
+        mask: torch.Tensor,
+        kept: torch.Tensor,
+        weights: torch.Tensor | None,
+        clipped: torch.Tensor | None = None,
+    ) -> Applied:
+        """The counts of one micro-batch, on its device: `mask`, `kept`, `clipped` (B, T) bool; `weights` (B, T), or
+        None for 1.
+        """
         tokens, left = mask.sum().double(), kept.sum().double()
         weight_sum = left if weights is None else torch.where(kept, weights, torch.zeros_like(weights)).double().sum()
         nothing_left = ((tokens > 0) & (left == 0)).double()
-        return cls({rank: torch.stack([tokens, left, weight_sum, nothing_left])})
+        silenced = torch.zeros_like(left) if clipped is None else (kept & clipped).sum().double()
+        return cls({rank: torch.stack([tokens, left, weight_sum, nothing_left, silenced])})
 
     def __add__(self, other: Applied) -> Applied:
         joined = dict(self.by_rank)
@@ -60,6 +71,11 @@ class Applied:
     def empty_micro_batches(self) -> int:
         """Micro-batches with response tokens of which none was kept."""
         return round(self._totals[3])
+
+    @property
+    def clipped(self) -> int:
+        """Kept tokens that the clip of bypass mode's PPO silences."""
+        return round(self._totals[4])
 
     @property
     def empty_ranks(self) -> list[int]:

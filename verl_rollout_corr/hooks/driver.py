@@ -15,7 +15,7 @@ from omegaconf import open_dict
 
 from verl_rollout_corr import metrics as metric_table
 from verl_rollout_corr.correction import Correction, correct
-from verl_rollout_corr.errors import HookError, MissingRolloutLogProbsError
+from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogProbsError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import activity, compat, notices
 from verl_rollout_corr.hooks.applied import Applied
@@ -52,6 +52,8 @@ class UpdateStatistics:
         values = metric_table.finalize(self.sums)
         tokens = self.applied.tokens
         values[PREFIX + "applied_kept_fraction"] = self.applied.kept / tokens if tokens else 0.0
+        kept = self.applied.kept
+        values[PREFIX + "applied_clipped_fraction"] = self.applied.clipped / kept if kept else 0.0
         values[PREFIX + "applied_weight"] = self.applied.weight_sum / tokens if tokens else 0.0
         values[PREFIX + "staleness_share"] = metric_table.staleness_share(self.sums, floor)
         return values
@@ -159,13 +161,22 @@ def conclude(
     """What an update leaves behind, and its metrics; warns of what is the first of its kind.
 
     `mask` is the (B, T) response mask of the batch, of which `padding` rows are verl's own. Raises HookError if there
-    are no statistics.
+    are no statistics, and InputError if the workers met an invalid log-prob in bypass mode and `invalid: error`: only
+    the forward pass knows it, and the loss does not wait for the host.
     """
     if sums is None:
         raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
     state = state_of(trainer)
     statistics = state.take(sums, applied)
     values = statistics.metrics(state.seen)
+    invalid = values[PREFIX + "invalid_seq_fraction"]
+    if invalid and spec.invalid is Invalid.ERROR:
+        raise InputError(
+            f"rollout_corr: {invalid:.2%} of the sequences of an update had an invalid log-prob: the trainer's forward "
+            "pass gave NaN, +inf or a log-prob above 0 (the engine's were checked before). They were left out of "
+            "the update, and the run stops after it. Fix the source, or set rollout_corr.invalid=reject to go on "
+            "without such sequences and count them"
+        )
     untrainable = int((~mask.bool().any(dim=1)).sum()) - padding
     update = notices.Update(trainer.config, spec, applied, values, padding=padding, untrainable=untrainable)
     notices.give(update, state.given)

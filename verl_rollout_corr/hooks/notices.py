@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
+from verl_rollout_corr.grammar import Denominator, RolloutCorrConfig
 from verl_rollout_corr.hooks.applied import Applied
 
 
@@ -31,7 +31,7 @@ class Update:
 
 
 def _all_rejected(update: Update) -> str | None:
-    if not update.applied.tokens or update.applied.kept:
+    if not update.applied.tokens or update.applied.kept or update.value("invalid_seq_fraction") == 1:
         return None
     return (
         "every response token of a batch was rejected: the update is zero. Compare rollout_corr/rollout_rs_*_mean with "
@@ -49,16 +49,21 @@ def _empty_rank(update: Update) -> str | None:
 def _empty_micro_batch(update: Update) -> str | None:
     if not update.applied.empty_micro_batches or not update.applied.kept:
         return None
+    more = update.spec.denominator is Denominator.KEPT
     return (
         f"every response token of {update.applied.empty_micro_batches} micro-batches of an update was rejected: they "
-        "add zero to the gradient, and the others weigh no more for it"
+        f"add zero to the gradient, and the others weigh {'more' if more else 'no more'} for it (denominator: "
+        f"{update.spec.denominator})"
     )
 
 
 def _padding(update: Update) -> str | None:
     if not update.padding:
         return None
-    return f"verl filled a batch up with {update.padding} padding rows: they are in no metric, and train nothing"
+    return (
+        f"verl filled a batch up with {update.padding} padding rows: they are in no metric, and train nothing; in the "
+        "modes seq-mean-* of loss_agg_mode verl counts them as rows"
+    )
 
 
 def _untrainable(update: Update) -> str | None:
@@ -71,34 +76,45 @@ def _invalid(update: Update) -> str | None:
     fraction = update.value("invalid_seq_fraction")
     if not fraction:
         return None
-    return f"{fraction:.2%} of the sequences of a batch have log-probs that are no numbers, and were rejected for it"
+    return (
+        f"{fraction:.2%} of the sequences of a batch have a log-prob that cannot be one (NaN, +inf, above 0, or -inf "
+        "from the engine), and were rejected for it"
+    )
 
 
 def _exact_zeros(update: Update) -> str | None:
     for side, whose in (("rollout", "the engine"), ("training", "the trainer")):
         fraction = update.value(f"exact_zero_{side}_fraction")
         if fraction:
+            cause = "missing log-probs that were stored as 0.0, or tokens that a framework appended"
+            if side == "rollout" and _truncates(update.config.actor_rollout_ref.rollout):
+                cause = "top_p or top_k left one candidate, whose probability is 1 to the engine; or " + cause
             return (
                 f"{fraction:.2%} of the tokens of a batch have the log-prob 0.0 exactly on the side of {whose} only: "
-                "missing log-probs that were stored as 0.0, or tokens that a framework appended and the model did not "
-                f"sample. They are corrected as if they were right (rollout_corr/exact_zero_{side}_fraction)"
+                f"{cause}. They are corrected as if they were right (rollout_corr/exact_zero_{side}_fraction)"
             )
     return None
 
 
+def _truncates(rollout: Any) -> bool:
+    """Whether the engine samples from a part of the vocabulary."""
+    return rollout.top_p < 1 or rollout.top_k > 0
+
+
+CLIPPED = 0.2
+"""The share of kept tokens that PPO's clip may silence before it is said."""
+
+
 def _clip_spent(update: Update) -> str | None:
     """PPO's clip is around the engine's policy in bypass mode: the gap between the engines uses it up."""
-    if update.spec.mode is not Mode.BYPASS or update.spec.loss != "ppo_clip":
-        return None
-    actor = update.config.actor_rollout_ref.actor
-    bounds = [actor.clip_ratio if bound is None else bound for bound in (actor.clip_ratio_low, actor.clip_ratio_high)]
-    found = update.value("abs_ratio_diff")
-    if found < min(bounds) / 2:
+    fraction = update.value("applied_clipped_fraction")
+    if fraction < CLIPPED:
         return None
     return (
-        f"the ratio of pi_theta to the engine is {found:.3g} from 1 on average, and clip_ratio is {min(bounds):g}: "
-        "the mismatch alone takes tokens out of PPO's clip, and they learn nothing. Compare actor/pg_clipfrac; take a "
-        "preset of decoupled mode, or rollout_corr.loss=reinforce"
+        f"PPO's clip silences {fraction:.0%} of the kept tokens of an update. In bypass mode it is around the engine's "
+        "policy, so that the mismatch uses it up, besides what earlier mini-batches changed; the mean of |r - 1| is "
+        f"{update.value('abs_ratio_diff'):.3g}. Take a preset of decoupled mode, or rollout_corr.loss=reinforce, or "
+        "widen clip_ratio (rollout_corr/applied_clipped_fraction)"
     )
 
 

@@ -73,8 +73,9 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
         from verl_rollout_corr.hooks import activity
 
         rank = os.environ.get("RANK")
-        if activity.in_ray_actor() and rank is not None:
-            if self.rollout_corr_trainer is None:
+        # verl's worker groups set both; RANK alone is there in every process of a job that torchrun started.
+        if activity.in_ray_actor() and rank is not None and "WG_PREFIX" in os.environ:
+            if self.rollout_corr_trainer not in [trainer.path for trainer in compat.TRAINERS]:
                 raise HookError(
                     "rollout_corr: the process of the trainer that starts this actor did not load the hook "
                     "(VERL_USE_EXTERNAL_PLUGINS?), or its trainer is not one of those that the hook knows: "
@@ -86,6 +87,12 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
     def spec(self) -> RolloutCorrConfig:
         """The parsed configuration."""
         return parse_spec(self.rollout_corr)
+
+
+def clip_bounds(actor: Any) -> tuple[float, float]:
+    """How far PPO's ratio may be below and above 1, in verl's actor configuration."""
+    low, high = actor.clip_ratio_low, actor.clip_ratio_high
+    return (actor.clip_ratio if low is None else low, actor.clip_ratio if high is None else high)
 
 
 @register_policy_loss(LOSS_MODE)
@@ -114,13 +121,13 @@ def bypass_policy_loss(
     if spec.loss is Loss.REINFORCE:
         per_token = losses.reinforce(log_prob, rollout_is_weights, advantages)
     else:
-        clip = config.clip_ratio
+        low, high = clip_bounds(config)
         per_token = losses.ppo_clip(
             log_prob,
             old_log_prob,
             advantages,
-            clip_low=config.clip_ratio_low if config.clip_ratio_low is not None else clip,
-            clip_high=config.clip_ratio_high if config.clip_ratio_high is not None else clip,
+            clip_low=low,
+            clip_high=high,
             clip_c=config.get("clip_ratio_c", 3.0),
         )
     loss = agg_loss(

@@ -21,10 +21,12 @@ from verl.utils import tensordict_utils as tu
 
 from verl_rollout_corr.correction import decide
 from verl_rollout_corr.errors import HookError
-from verl_rollout_corr.grammar import Denominator, Mode, RolloutCorrConfig
+from verl_rollout_corr.grammar import Denominator, Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import dumping
 from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.hooks.policy_loss import clip_bounds
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, Carried
+from verl_rollout_corr.losses import clipped
 
 KEEP = "rollout_corr_keep"
 """The column of the trainer's decision, in decoupled mode."""
@@ -200,10 +202,11 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         )
         mask = columns["response_mask"].bool()
         places = _Places.of(data, mask.shape[1])
-        sums = None
+        sums = silenced = None
         if spec.mode is Mode.BYPASS:
+            train = places.read(model_output["log_probs"].detach())
             decision = decide(
-                places.read(model_output["log_probs"].detach()),
+                train,
                 columns["old_log_probs"],
                 columns["response_mask"],
                 spec,
@@ -211,6 +214,7 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
                 staleness=columns.get(STALENESS),
             )
             keep, sums = decision.keep.bool(), decision.sums
+            silenced = _clipped(config, spec, train, columns)
             if decision.weights is not None:
                 columns["rollout_is_weights"] = decision.weights
             elif spec.loss == "reinforce":
@@ -219,7 +223,8 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             keep = _decoupled_keep(columns, spec)
         given = dict(columns) if dumping.wanted(spec, data) else None
         kept = mask & keep
-        quiet = neutralise(model_output, places, columns, kept)
+        # log pi_old = -inf is legal, and -inf - (-inf) is not: the token's term is its ratio's, which pi_old made 0.
+        quiet = neutralise(model_output, places, columns, kept & (columns["old_log_probs"] != -torch.inf))
         loss, metrics = original(
             config=_with_horizon(config, data),
             model_output=quiet,
@@ -227,7 +232,7 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             dp_group=dp_group,
         )
         weights = columns.get("rollout_is_weights")
-        metrics[APPLIED_KEY] = Carried(Applied.to_micro_batch(_rank(dp_group), mask, kept, weights))
+        metrics[APPLIED_KEY] = Carried(Applied.to_micro_batch(_rank(dp_group), mask, kept, weights, silenced))
         if sums is not None:
             metrics[SUMS_KEY] = Carried(sums)
         if given is not None:
@@ -235,6 +240,16 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         return loss, metrics
 
     return ppo_loss
+
+
+def _clipped(
+    config: Any, spec: RolloutCorrConfig, log_prob: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> torch.Tensor | None:
+    """(B, T) bool: tokens that PPO's clip around the engine's policy silences, before any token is neutralised."""
+    if spec.loss is not Loss.PPO_CLIP:
+        return None
+    low, high = clip_bounds(config)
+    return clipped(log_prob, columns["old_log_probs"], columns["advantages"], clip_low=low, clip_high=high)
 
 
 def _rank(dp_group: Any) -> int:

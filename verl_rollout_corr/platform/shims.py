@@ -203,16 +203,22 @@ def batches_in_order(original: Callable[..., Any]) -> Callable[..., Any]:
 
         batch = original(self, partition_id, *arguments, **named)
         # The queue's functions are overloaded for synchronous and asynchronous use, which types do not tell apart.
-        data: Any = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=partition_id, select_fields=["index"])
-        rows = zip(batch.keys, batch.tags, [int(index) for index in data["index"]], strict=True)
+        data: Any = transfer_queue.kv_batch_get(
+            keys=batch.keys, partition_id=partition_id, select_fields=["index", "prompts", "responses"]
+        )
+        prompts, responses = ([row.tolist() for row in data[name].unbind()] for name in ("prompts", "responses"))
+        indices = [int(index) for index in data["index"]]
+        asked: dict[str, list[int]] = {}  # a session's first prompt: those of its later rows hold what was sampled
+        for key, prompt in sorted(zip(batch.keys, prompts, strict=True)):
+            asked.setdefault(key.rsplit("_", 2)[0], prompt)
 
-        def sample(row: tuple[str, dict[str, Any], int]) -> tuple[int, ...]:
-            key, tag, index = row
-            _, session, number = key.rsplit("_", 2)
-            return tag["global_steps"], index, int(session), int(number)
+        def sample(row: int) -> tuple[Any, ...]:
+            uid, session, number = batch.keys[row].rsplit("_", 2)
+            step = batch.tags[row]["global_steps"]
+            return step, indices[row], asked[uid], int(session), int(number), responses[row]
 
-        ordered = sorted(rows, key=sample)
-        batch.keys, batch.tags = [key for key, _, _ in ordered], [tag for _, tag, _ in ordered]
+        order = sorted(range(len(batch.keys)), key=sample)
+        batch.keys, batch.tags = [batch.keys[row] for row in order], [batch.tags[row] for row in order]
         return batch
 
     return _materialize_batch

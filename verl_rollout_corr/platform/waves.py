@@ -64,20 +64,37 @@ class Waves:
         self._task = loop.create_task(self._start(wave))
 
     async def _start(self, wave: list[_Waiting]) -> None:
+        try:
+            await self._add(wave)
+        except Exception as error:  # the engine is dead: each caller is told so, as it would be without waves
+            for waiting in wave:
+                if not waiting.added.done():
+                    waiting.added.set_exception(error)
+        finally:
+            self._task = None
+            self._look()
+
+    async def _add(self, wave: list[_Waiting]) -> None:
         core = self._engine.engine_core
         ours = not await core.is_scheduler_paused_async()  # else it is verl's pause, and verl ends it
         if ours:
             await core.pause_scheduler_async(mode="keep", clear_cache=False)
         try:
             for waiting in wave:
-                if waiting.added.cancelled():
-                    continue
-                try:
-                    waiting.added.set_result(await waiting.add())
-                except Exception as error:
-                    waiting.added.set_exception(error)
+                if not waiting.added.done():
+                    await self._add_one(waiting)
         finally:
             if ours:
                 await core.resume_scheduler_async()
-            self._task = None
-            self._look()
+
+    async def _add_one(self, waiting: _Waiting) -> None:
+        try:
+            request = await waiting.add()
+        except Exception as error:
+            if not waiting.added.done():
+                waiting.added.set_exception(error)
+            return
+        if not waiting.added.done():
+            waiting.added.set_result(request)
+        else:  # the caller went away meanwhile
+            await self._engine.abort(request.request_id, internal=True)
