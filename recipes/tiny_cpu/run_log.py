@@ -11,6 +11,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"\bstep:(\d+) - (.*)")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)")
 _ERROR = re.compile(r"(?:^|\) )((?:\w+\.)*\w*(?:Error|Exception)\b: .*)")
+_WARNING = re.compile(r"\[rollout_corr\] warning: (.*)")
 _ACTIVE = re.compile(r"\[rollout_corr\] active (.*)")
 
 REWARD = "critic/score/mean"
@@ -35,6 +36,13 @@ class Active:
     words: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Warned:
+    """What the hook warns of."""
+
+    text: str
+
+
 @dataclass
 class RunLog:
     """What a log has said so far."""
@@ -43,15 +51,15 @@ class RunLog:
     active: list[Active] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
-    def add(self, line: str) -> Step | Active | None:
+    def add(self, line: str) -> Step | Active | Warned | None:
         """Takes one line; returns what it was, None for anything else."""
         line = _COLOUR.sub("", line)
-        found: Step | Active | None = _read_active(line) or _read_step(line)
+        found = _read_warning(line) or _read_active(line) or _read_step(line)
         if isinstance(found, Step):
             self.steps.append(found)
         elif isinstance(found, Active):
             self.active.append(found)
-        else:
+        elif found is None:
             error = _ERROR.search(line)
             if error is not None and error[1] not in self.errors and len(self.errors) < MOST_ERRORS:
                 self.errors.append(error[1])
@@ -65,6 +73,11 @@ class RunLog:
         """The mean of a metric over some of the steps; NaN if there are none."""
         values = self.values(metric)[steps]
         return sum(values) / len(values) if values else float("nan")
+
+
+def _read_warning(line: str) -> Warned | None:
+    match = _WARNING.search(line)
+    return None if match is None else Warned(match[1])
 
 
 def _read_active(line: str) -> Active | None:

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 
-from run_log import REWARD, Active, RunLog, Step
+from run_log import REWARD, Active, RunLog, Step, Warned
 
 STAGES: tuple[tuple[str, str], ...] = (
     (r"Started a local Ray instance|Connecting to existing Ray", "Ray runs; the trainer's process starts"),
@@ -58,6 +58,8 @@ class Screen:
             self._step(found)
         elif isinstance(found, Active):
             self.say(f"rollout correction is active in {found.role} (pid {found.pid})")
+        elif isinstance(found, Warned):
+            self.say(f"warning: {found.text}")
         elif "[cpu platform]" in text:
             self.say(text.strip())
         elif not log.steps:

@@ -80,6 +80,7 @@ def test_stages_are_shown_once_and_steps_as_they_come(recipe: Any, capsys: pytes
         ACTIVE,
         "(vLLMHttpServer pid=8) starts\n",
         "(WorkerDict pid=42) a line of an earlier stage\n",
+        "\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m [rollout_corr] warning: every response token was rejected\n",
         step(1, 0.5, 0.25),
     ):
         view.line(line, log)
@@ -88,6 +89,7 @@ def test_stages_are_shown_once_and_steps_as_they_come(recipe: Any, capsys: pytes
         *(text for _, text in recipe.screen.STAGES[:3]),
         "rollout correction is active in actor0 (pid 42)",
         recipe.screen.STAGES[3][1],
+        "warning: every response token was rejected",
         "step   1/2  reward 0.500  KL -4.50e-05  k3 5.10e-05  kept  75.0%  1.5 s",
     ]
 
