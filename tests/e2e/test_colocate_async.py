@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from e2e import checks
@@ -14,27 +16,45 @@ STEPS = 4
 VERLS_STALENESS = "training/off_policy/trajectory_staleness/mean"
 
 
-@pytest.fixture(scope="module")
-def run(start: Launch) -> Finished:
+VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "decoupled": ("seq_is", ("preset=seq_is", "mode=decoupled", "weights=seq_sum[-,1.02]truncate")),
+    "bypass": ("bypass_reinforce", ("preset=bypass_reinforce", "mode=bypass", "weights=seq_sum[-,1.02]truncate")),
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run, and what its start-up lines say."""
+
+    run: Finished
+    words: tuple[str, ...]
+
+    @property
+    def logged(self) -> dict[int, dict[str, float]]:
+        return checks.green(self.run, STEPS, words=self.words)
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def ran(request: pytest.FixtureRequest, start: Launch) -> Ran:
+    preset, words = VARIANTS[request.param]
     overrides = {
-        "+rollout_corr": "seq_is",
+        "+rollout_corr": preset,
         "trainer.v1.trainer_mode": "colocate_async",
         "rollout_corr.weights.upper": 1.02,
         f"{ACTOR}.optim.lr": 1e-3,
     }
-    return start("colocate_async", STEPS, overrides)
+    return Ran(start(f"colocate_async_{request.param}", STEPS, overrides), words)
 
 
-def test_corrected_at_every_step(run: Finished) -> None:
-    logged = checks.green(run, STEPS, words=("preset=seq_is", "weights=seq_sum[-,1.02]truncate"))
-    for number, step in checks.dumps(run, STEPS).items():
+def test_corrected_at_every_step(ran: Ran) -> None:
+    for number, step in checks.dumps(ran.run, STEPS).items():
         want = checks.decided(step)
         checks.applied(step, want)
-        checks.tracker(step, want, logged[number], lag=int(logged[number][VERLS_STALENESS]))
+        checks.tracker(step, want, ran.logged[number], lag=int(ran.logged[number][VERLS_STALENESS]))
 
 
-def test_stale_samples_show_in_the_kl_and_are_told_apart_from_the_engine(run: Finished) -> None:
-    logged = checks.green(run, STEPS)
+def test_stale_samples_show_in_the_kl_and_are_told_apart_from_the_engine(ran: Ran) -> None:
+    logged = ran.logged
     lags = {number: metrics[VERLS_STALENESS] for number, metrics in logged.items()}
     assert set(lags.values()) == {0.0, 1.0}, lags
     fresh = [metrics for number, metrics in logged.items() if lags[number] == 0]
