@@ -99,7 +99,8 @@ def test_the_run_ends_with_the_cause(training: Training, title: str, number: sig
     text = training.text()
     found = re.search(r"\[cpu platform\] " + said.format(pid=victim.pid), text)
     assert found, text[-3000:]
-    assert "[cpu platform] the run is ended because of that" in text
+    # verl may notice a death by itself, if a request fails of it: then the run ends before the watchdog ends it.
+    assert "[cpu platform] the run is ended because of that" in text or ("died" in said and "Traceback" in text)
     if "no process" not in said or psutil.getloadavg()[0] < psutil.cpu_count():
         assert time.monotonic() - started < A_MINUTE + TIDYING
     _, alive = psutil.wait_procs(family, timeout=10)
