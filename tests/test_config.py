@@ -298,3 +298,17 @@ def test_the_parser_needs_the_standard_library_only() -> None:
     code = f"import sys, verl_rollout_corr.config; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("criterion", "text", "write"),
+    [
+        ("seq_mean_k1", "0.5_5", r"Write rollout_corr\.reject\.seq_mean_k1\.lower=0\.5 and .*upper=5"),
+        ("seq_mean_k3", "0.5_5", r"seq_mean_k3 has no lower one\. Write rollout_corr\.reject\.seq_mean_k3\.upper=5"),
+        ("seq_mean_k1", "1_000", r"digits are not grouped with _ here\. Write 1000"),
+        ("seq_mean_k1", "2_0", r"digits are not grouped with _ here\. Write 20"),
+    ],
+)
+def test_two_numbers_in_one_and_what_to_write(criterion: str, text: str, write: str) -> None:
+    with pytest.raises(ConfigError, match=write):
+        parse({"reject": {criterion: {"upper": text}}})

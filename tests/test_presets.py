@@ -210,3 +210,7 @@ def test_without_hydra_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "verl-rollout-corr[presets]" in done.stdout
+
+
+def test_a_single_override_may_be_text() -> None:
+    assert load_preset("k3_rs_token_is", "weights.upper=3") == load_preset("k3_rs_token_is", ["weights.upper=3"])

@@ -32,6 +32,7 @@ from verl_rollout_corr.grammar import (
     Weights,
     When,
     criterion_words,
+    takes_lower_bound,
 )
 from verl_rollout_corr.node import Node, instead, listed, shown
 from verl_rollout_corr.run_check import check_run
@@ -151,7 +152,7 @@ def _reject(node: Node) -> tuple[Criterion, ...]:
 
 def _criterion(parent: Node, name: str) -> Criterion:
     scope, agg, stat = criterion_words(name)
-    two_sided = STATS[stat].two_sided and scope is not Scope.BATCH
+    two_sided = takes_lower_bound(name)
     if not isinstance(parent.values[name], Mapping):
         example = "{lower: 0.5, upper: 2}" if two_sided else "{upper: 0.01}"
         drop = f"leave it out (on the command line: ~{parent.at(name)})"

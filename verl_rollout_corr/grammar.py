@@ -318,3 +318,9 @@ def criterion_words(name: str) -> tuple[Scope, Agg | None, Stat]:
     words = name.split("_")
     agg = Agg(words[1]) if len(words) == 3 else None
     return Scope(words[0]), agg, Stat(words[-1])
+
+
+def takes_lower_bound(name: str) -> bool:
+    """Whether a criterion can reject what is too small: distances and means over the batch have an upper bound only."""
+    scope, _, stat = criterion_words(name)
+    return STATS[stat].two_sided and scope is not Scope.BATCH

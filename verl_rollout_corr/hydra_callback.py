@@ -20,7 +20,6 @@ from verl_rollout_corr.config import to_mapping
 from verl_rollout_corr.errors import ConfigError, HookError, RolloutCorrError
 from verl_rollout_corr.versions import check_version
 
-_BASE = "rollout_corr_base"
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
@@ -60,6 +59,7 @@ def check_start(config: DictConfig) -> None:
     documents = written.read_documents(GlobalHydra.instance().config_loader(), hydra)
     written.check_overrides(hydra.overrides.task)
     written.check_documents(documents)
+    written.check_overwritten(documents, config, hydra.overrides.task)
     with open_dict(config.rollout_corr):
         config.rollout_corr.presets = written.preset_names(documents)
         # What runs print and track is then the whole configuration, and not what the presets left to its defaults.
@@ -87,7 +87,7 @@ def _check_loss_mode_below(documents: Sequence[written.Document], config: DictCo
     if not isinstance(node, dict) or node.get("loss_mode") != "${rollout_corr:loss_mode}":
         return
     for document in documents:
-        if document.name == _BASE:
+        if document.name == written.BASE:
             return
         for key, text in document.scalars:
             if key.endswith("policy_loss.loss_mode") and not key.startswith("distillation") and text != "vanilla":

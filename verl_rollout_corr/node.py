@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from verl_rollout_corr import hints
 from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import CRITERION_NAMES, takes_lower_bound
 
 Word = TypeVar("Word", bound=Enum)
 """An enum of the grammar."""
@@ -86,7 +87,9 @@ class Node:
         if not math.isfinite(number):
             self.refuse(key, "a bound is finite. Write a number above 0, or null to leave it open.")
         if number <= 0.0:
-            self.refuse(key, "a bound is above 0 (of a ratio, not of its logarithm). Write null to leave it open.")
+            self.refuse(
+                key, "a bound is above 0 (k1: of the ratio, not of its logarithm). Write null to leave it open."
+            )
         return number
 
     def _refuse_text(self, key: str, text: str) -> NoReturn:
@@ -126,7 +129,23 @@ def two_bounds(text: str) -> tuple[str, str] | None:
 
 def two_bounds_instead(path: str, pair: tuple[str, str]) -> str:
     """Why a text such as `0.5_5` is no bound, and what says the same here."""
-    return f"two numbers in one are not read as two bounds. Write {path}.lower={pair[0]} and {path}.upper={pair[1]}."
+    lower, upper = pair
+    if not _ascending(lower, upper):
+        return f"digits are not grouped with _ here. Write {lower}{upper}, or lower and upper as two keys."
+    name = path.rpartition(".")[2]
+    if name in CRITERION_NAMES and not takes_lower_bound(name):
+        return (
+            f"two numbers in one are not read as two bounds, and {name} has no lower one. Write {path}.upper={upper}."
+        )
+    return f"two numbers in one are not read as two bounds. Write {path}.lower={lower} and {path}.upper={upper}."
+
+
+def _ascending(lower: str, upper: str) -> bool:
+    """Whether these can be a lower and an upper bound, and not the digits of one number."""
+    try:
+        return float(lower) <= float(upper) and not re.match(r"0[0-9]", upper)
+    except ValueError:
+        return True
 
 
 def instead(found: str, names: Iterable[object], meant: Mapping[str, str], form: str | None = None) -> str:

@@ -18,13 +18,13 @@ _GROUP = "rollout_corr"
 _OVERRIDE = re.compile(r"(?P<sign>[+~]{0,2})(?P<key>[^=]+)(?P<value>=.*)?", re.DOTALL)
 
 
-def load_preset(name_or_names: str | Sequence[str], overrides: Iterable[str] = ()) -> RolloutCorrConfig:
+def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[str] = ()) -> RolloutCorrConfig:
     """The configuration that Hydra composes from one preset or a list of them.
 
     Args:
         name_or_names: `"k3_rs"`, `"[token_is,k3_rs]"` or `["token_is", "k3_rs"]`; later presets win where both set a
             key.
-        overrides: Hydra overrides of the node, with or without its name in front: `"weights.upper=3"`,
+        overrides: one or several Hydra overrides of the node, with or without its name in front: `"weights.upper=3"`,
             `"~reject.seq_mean_k3"`, `"+rollout_corr.reject.seq_max_k1.lower=1e-4"`. `"hydra.searchpath=[file:///dir]"`
             adds a directory that holds presets of your own in `rollout_corr/`.
 
@@ -32,7 +32,8 @@ def load_preset(name_or_names: str | Sequence[str], overrides: Iterable[str] = (
         ConfigError: for a name that is no preset, an override that Hydra refuses, a configuration that cannot be run.
     """
     names = _names(name_or_names)
-    overrides = [_with_prefix(override) for override in overrides]
+    given = [overrides] if isinstance(overrides, str) else overrides
+    overrides = [_with_prefix(override) for override in given]
     with _hydra() as compose:
         from hydra.core.global_hydra import GlobalHydra
         from hydra.errors import HydraException
@@ -44,7 +45,9 @@ def load_preset(name_or_names: str | Sequence[str], overrides: Iterable[str] = (
         overrides = [f"+{_GROUP}=[{','.join(names)}]", *overrides]
         try:
             composed = compose(config_name=None, overrides=overrides, return_hydra_config=True)
-            written.check_documents(written.read_documents(GlobalHydra.instance().config_loader(), composed.hydra))
+            documents = written.read_documents(GlobalHydra.instance().config_loader(), composed.hydra)
+            written.check_documents(documents)
+            written.check_base(documents)
             node = resolver.parse_node(composed)
         except HydraException as error:
             raise ConfigError(_explained(error, names, overrides)) from error

@@ -16,12 +16,15 @@ from typing import Any
 import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.node import two_bounds, two_bounds_instead
 
 _OVERRIDE = re.compile(r"\+{0,2}(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
+BASE = "rollout_corr_base"
+"""The document that every preset brings: what it says of verl's own keys switches the correction on."""
+
 _SWEPT = re.compile(r"[,()\s]+")
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _IN_BRACES = re.compile(r"(?P<key>\w+)\s*:\s*(?P<value>[^\s,{}\[\]]+)")
@@ -70,6 +73,39 @@ def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, .
     names = dict.fromkeys(default.config_path for default in defaults if default.config_path)
     sources = list(hydra.runtime.config_sources)
     return tuple(Document(name, tuple(_scalars(name, _text(sources, name)))) for name in names)
+
+
+def check_base(documents: Iterable[Document]) -> None:
+    """Raise ConfigError if no preset among the documents brings what hands the configuration to verl."""
+    documents = list(documents)
+    if any(document.name == BASE for document in documents):
+        return
+    names = ", ".join(preset_names(documents)) or "none"
+    raise ConfigError(
+        f"the presets ({names}) do not switch the correction on. Write `- /{BASE}` into the defaults of a preset "
+        "of your own."
+    )
+
+
+def check_overwritten(documents: Iterable[Document], config: DictConfig, overrides: Iterable[str]) -> None:
+    """Raise ConfigError if a preset, merged after a document of the user, puts another value over one of its values.
+
+    `overrides` are those of the command line, which may do so.
+    """
+    meant = {match["key"] for match in map(_OVERRIDE.fullmatch, overrides) if match is not None}
+    for document in documents:
+        if document.name == BASE:
+            return
+        for key, text in document.scalars:
+            if not key.startswith("rollout_corr.") or key in meant:
+                continue
+            found = OmegaConf.select(config, key)
+            if found != yaml.safe_load(text):
+                raise ConfigError(
+                    f"{key} is {text} in {document.name}.yaml, and a preset, merged after it, sets {found}. Write the "
+                    f"preset into the defaults of {document.name}.yaml, before _self_ (- rollout_corr: <preset>), or "
+                    f"{key}={text} on the command line."
+                )
 
 
 def preset_names(documents: Iterable[Document]) -> list[str]:

@@ -7,12 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from verl_rollout_corr.config import to_mapping
+from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.presets import load_preset, preset_names
 
 RAY_STARTS = "ray init kwargs"
+COMPLETE = [
+    "trainer.device=cpu",
+    "algorithm.adv_estimator=grpo",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1",
+]
+"""What verl's own check of a configuration needs, which comes before Ray too."""
 
 
 def start(module: str, *arguments: str, cwd: Path, hook: bool = True) -> subprocess.CompletedProcess[str]:
@@ -83,3 +93,33 @@ def test_fully_async_is_checked_in_the_driver_too(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "calculate_log_probs is false" in last_line(done)
     assert RAY_STARTS not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["+rollout_corr.weights.level=token"],
+        ["+rollout_corr={weights: {level: token}}"],
+        ["+rollout_corr=[]"],  # an empty variable of the shell
+    ],
+    ids=["value", "mapping", "empty"],
+)
+def test_values_that_no_preset_switches_on_stop_before_ray(arguments: list[str], tmp_path: Path) -> None:
+    done = start("verl.trainer.main_ppo", *arguments, *COMPLETE, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "no preset switches it on, so nothing would be corrected. Write +rollout_corr=<preset>" in done.stderr
+    assert RAY_STARTS not in done.stdout
+
+
+def test_a_preset_without_the_base_stops_before_ray(tmp_path: Path) -> None:
+    (tmp_path / "rollout_corr").mkdir()
+    (tmp_path / "rollout_corr" / "nobase.yaml").write_text(
+        "# @package _global_\nrollout_corr: {weights: {level: token}}\n"
+    )
+    searchpath = f"hydra.searchpath=[file://{tmp_path}]"
+    done = start("verl.trainer.main_ppo", searchpath, "+rollout_corr=nobase", *COMPLETE, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "a preset of your own needs /rollout_corr_base" in done.stderr
+    assert RAY_STARTS not in done.stdout
+    with pytest.raises(ConfigError, match=r"the presets \(nobase\) do not switch the correction on"):
+        load_preset("nobase", searchpath)

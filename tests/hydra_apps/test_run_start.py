@@ -184,6 +184,33 @@ def test_a_loss_in_a_configuration_of_ones_own_that_the_preset_would_hide(own_ap
         own_application(tmp_path, "+rollout_corr=k3_rs")
 
 
+OWN_VALUE = "defaults: [ppo_trainer, _self_]\nrollout_corr: {reject: {seq_mean_k3: {upper: 0.02}}}\n"
+
+
+def test_a_value_in_a_configuration_of_ones_own_that_the_preset_would_overwrite(
+    own_application: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "run.yaml").write_text(OWN_VALUE)
+    said = r"rollout_corr\.reject\.seq_mean_k3\.upper is 0\.02 in run\.yaml, and a preset, merged after it, sets 0\.01"
+    with pytest.raises(ConfigError, match=said):
+        own_application(tmp_path, "+rollout_corr=k3_rs")
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "upper"),
+    [
+        (OWN_VALUE.replace("0.02", "0.01"), ["+rollout_corr=k3_rs"], 0.01),  # the same value
+        (OWN_VALUE, ["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.upper=0.5"], 0.5),  # meant
+        (OWN_VALUE.replace("ppo_trainer,", "ppo_trainer, {rollout_corr: k3_rs},"), [], 0.02),
+    ],
+)
+def test_a_value_in_a_configuration_of_ones_own_that_stands(
+    own_application: Any, tmp_path: Path, text: str, overrides: list[str], upper: float
+) -> None:
+    (tmp_path / "run.yaml").write_text(text)
+    assert parse_node(own_application(tmp_path, *overrides)).reject[0].bounds.upper == upper
+
+
 def test_a_complete_node_may_be_completed_again(composed: Any) -> None:
     config = composed("+rollout_corr=trm")
     check_start(config)

@@ -120,6 +120,14 @@ SEAMS: tuple[Seam, ...] = (
         "which weights a version number stands for differs between the trainers, so each publication is recorded",
     ),
     Seam(
+        "verl.trainer.constants_ppo",
+        "get_ppo_ray_runtime_env",
+        ("config",),
+        (),
+        "verl_rollout_corr.hooks.asked:wrap_runtime_env",
+        "rollout_corr that no preset switches on is refused before Ray starts",
+    ),
+    Seam(
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer.__init__",
         ("self", "config"),

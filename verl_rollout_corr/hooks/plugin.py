@@ -43,6 +43,17 @@ def _apply_to_separate_trainers(module: ModuleType) -> None:
         logger.warning("rollout_corr: the hook is off in trainers derived from %s: %s", module.__name__, error)
 
 
+def _refuse_without_preset(module: ModuleType) -> None:
+    """Before verl's main programs copy the function: rollout_corr without a preset is refused in the driver."""
+    from verl_rollout_corr.hooks import compat
+
+    try:
+        check_version()
+        compat.apply_module(module.__name__)
+    except RolloutCorrError as error:
+        logger.debug("rollout_corr: rollout_corr without a preset is not refused here: %s", error)
+
+
 def activate(config: RolloutCorrConfig) -> None:
     """Called whenever a preset is resolved in this process: applies every seam and says what is active. Raises
     HookError.
@@ -62,6 +73,7 @@ def load() -> None:
 
         platform.register()
     on_import.when_imported(_SEPARATE_TRAINERS, _apply_to_separate_trainers)
+    on_import.when_imported("verl.trainer.constants_ppo", _refuse_without_preset)
     from verl_rollout_corr import resolver
 
     resolver.register(activate)
