@@ -18,7 +18,9 @@ class _Word(str, Enum):
 
 
 class Mode(_Word):
-    """Which policy the trainer's log-probs come from (pi_train in the contract)."""
+    """Which policy pi_train is. decoupled: pi_old, which the trainer computes before the update (three policies).
+    bypass: the current pi_theta, in the loss, with pi_old := mu and no forward pass for it (two policies).
+    """
 
     DECOUPLED = "decoupled"  # pi_old: the trainer's forward pass at the start of the step (three policies)
     BYPASS = "bypass"  # pi_theta: the policy being updated (two policies, pi_old := mu)

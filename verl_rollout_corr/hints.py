@@ -23,6 +23,29 @@ KEYS: dict[str, str] = {
 }
 """Keys of the node."""
 
+PRESETS: dict[str, str] = {
+    "decoupled_token_is": "token_is",
+    "decoupled_seq_is": "seq_is",
+    "decoupled_seq_is_rs": "seq_is_rs",
+    "decoupled_token_icepop": "token_icepop",
+    "decoupled_geo_rs": "geo_rs",
+    "decoupled_geo_rs_seq_tis": "geo_rs_seq_is",
+    "decoupled_geo_rs_token_tis": "geo_rs_token_is",
+    "decoupled_k3_rs": "k3_rs",
+    "decoupled_k3_rs_seq_tis": "k3_rs_seq_is",
+    "decoupled_k3_rs_token_tis": "k3_rs_token_is",
+    "bypass_pg_is": "bypass_reinforce",
+    "bypass_pg_token_icepop": "bypass_reinforce_token_icepop",
+    "bypass_pg_geo_rs": "bypass_reinforce_geo_rs",
+    "bypass_pg_geo_rs_seq_tis": "bypass_reinforce_geo_rs_seq_is",
+    "bypass_pg_geo_rs_token_tis": "bypass_reinforce_geo_rs_token_is",
+    "disabled": "metrics_only",
+    "tis": "token_is",
+    "mis": "seq_mis",
+    "icepop": "token_icepop",
+}
+"""Names of presets."""
+
 LEVELS: dict[str, str] = {
     "sequence": "seq_sum",
     "seq": "seq_sum",

@@ -125,7 +125,7 @@ METRICS: tuple[MetricInfo, ...] = (
         "invalid_seq_fraction",
         "share of sequences with an invalid log-prob",
         "[0, 1]",
-        "NaN, +inf, log mu = -inf",
+        "NaN, +inf, above 1e-3, log mu = -inf",
         "this package",
     ),
     MetricInfo("rollout_rs_masked_fraction", "rejected tokens / tokens", "[0, 1]", "what training may not use", "verl"),
@@ -234,9 +234,9 @@ METRICS: tuple[MetricInfo, ...] = (
     ),
     MetricInfo(
         "staleness_share",
-        "1 - floor / k3_kl, cut to [0, 1]",
+        "1 - f / k3_kl, cut to [0, 1]; f: k3_kl of all rows of lag 0 in the run so far",
         "[0, 1]",
-        "by the trainer, from the run's lag-0 rows",
+        "by the trainer; 0 before the first such row",
         "this package",
     ),
     MetricInfo(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from verl_rollout_corr import hints
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.node import instead
@@ -120,6 +121,6 @@ def _explained(error: Exception, names: list[str], overrides: list[str]) -> str:
     shipped = _shipped()
     for name in names:
         if name not in shipped and f"'{_GROUP}/{name}'" in str(error):
-            return f"{name!r} is no preset. {instead(name, shipped, {})}"
+            return f"{name!r} is no preset. {instead(name, shipped, hints.PRESETS)}"
     cause = f" ({str(error.__cause__).splitlines()[0]})" if error.__cause__ else ""
     return f"{' '.join(overrides)}: {error}{cause}"

@@ -37,8 +37,12 @@ _KEYS: dict[str, tuple[type[Enum] | str, str]] = {
     "denominator": (grammar.Denominator, ""),
     "baseline": (grammar.Baseline, ""),
     "invalid": (grammar.Invalid, ""),
-    "dump.dir": ("a path, or null", "Where batches are written; null: nowhere."),
-    "dump.every": (_COUNT, "Every how many steps."),
+    "dump.dir": (
+        "a path, or null",
+        "Where what reached the actor's loss is written, one step{step}_rank{rank}_{count}.pt per micro-batch for "
+        "torch.load(weights_only=True); null: nowhere.",
+    ),
+    "dump.every": (_COUNT, "Every how many steps, the first among them."),
     "presets": ("names", "Filled in by the run itself; leave it out."),
 }
 

@@ -12,6 +12,9 @@ import torch
 from pages.markdown import block, code, page, sentences, table
 from verl_rollout_corr import RolloutCorrError, correct, errors
 from verl_rollout_corr.config import check_run, parse
+from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.hooks.asked import check_switched_on
+from verl_rollout_corr.hooks.compat import known_trainer
 from verl_rollout_corr.run_check import POLICY_LOSS_TARGET
 
 _TRAIN = torch.full((2, 3), -1.0)
@@ -62,6 +65,7 @@ def _run(**changes: Any) -> dict[str, Any]:
 
 _RUNS: tuple[tuple[Mapping[str, Any], dict[str, Any]], ...] = (
     ({}, _run(actor_rollout_ref__rollout__calculate_log_probs=False)),
+    ({}, _run(actor_rollout_ref__rollout__logprobs_mode="raw_logits")),
     ({}, _run(algorithm__rollout_correction__rollout_is="token")),
     ({}, _run(algorithm__rollout_correction__bypass_mode=True)),
     ({"mode": "bypass"}, _run(algorithm__rollout_correction__bypass_mode=True)),
@@ -69,6 +73,12 @@ _RUNS: tuple[tuple[Mapping[str, Any], dict[str, Any]], ...] = (
     ({}, _run(actor_rollout_ref__actor__policy_loss__loss_mode="bypass_mode")),
     ({}, _run(distillation__enabled=True)),
     ({}, _run(trainer__v1__trainer_mode="my_trainer")),
+)
+
+_HOOK: tuple[Callable[[], object], ...] = (
+    lambda: check_switched_on({"rollout_corr": {"weights": {"level": "token"}}, "algorithm": {}}),
+    lambda: known_trainer(type("MyTrainer", (), {"__module__": "my_recipe"})),
+    lambda: driver.take_worker_statistics({}, "actor/"),
 )
 
 
@@ -87,6 +97,8 @@ def render() -> str:
         *(_message(refused) for refused in _BATCHES),
         "## A run of verl that would not be corrected as asked",
         *(_message(lambda node=node, run=run: check_run(parse(node), run)) for node, run in _RUNS),
+        "## A process in which the hook is not on, or cannot be",
+        *(_message(refused) for refused in _HOOK),
     )
 
 
