@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from verl_rollout_corr import hints
 from verl_rollout_corr.config import parse
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.presets import load_preset, preset_names
@@ -214,3 +215,10 @@ def test_without_hydra_the_extra_is_named() -> None:
 
 def test_a_single_override_may_be_text() -> None:
     assert load_preset("k3_rs_token_is", "weights.upper=3") == load_preset("k3_rs_token_is", ["weights.upper=3"])
+
+
+@pytest.mark.parametrize(("verls", "ours"), hints.PRESETS.items())
+def test_names_of_verl_and_of_the_field_lead_to_a_preset(verls: str, ours: str) -> None:
+    assert ours in preset_names()
+    with pytest.raises(ConfigError, match=rf"'{verls}' is no preset\. Did you mean {ours}\?"):
+        load_preset(verls)
