@@ -74,7 +74,13 @@ def command(options: argparse.Namespace, overrides: list[str]) -> list[str]:
     ]
 
 
-def environment() -> dict[str, str]:
+def is_synchronous(words: list[str]) -> bool:
+    """Whether the run samples and trains in turns, as far as its overrides say."""
+    mode = "trainer.v1.trainer_mode"
+    return all(word.partition("=")[2] == "sync" for word in words if word.lstrip("+").partition("=")[0] == mode)
+
+
+def environment(words: list[str]) -> dict[str, str]:
     """The platform fills in the rest."""
     defaults = {
         "HYDRA_FULL_ERROR": "1",
@@ -85,8 +91,8 @@ def environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        # A seed repeats a run to the bit, as far as the trainer does not depend on the clock.
-        "VERL_CPU_REPEATABLE": "1",
+        # A seed repeats a run to the bit. An asynchronous trainer depends on the clock, and pauses the engine itself.
+        "VERL_CPU_REPEATABLE": "1" if is_synchronous(words) else "0",
     }
     path = os.environ.get("PYTHONPATH")
     return {
@@ -103,7 +109,7 @@ def run(words: list[str], log_file: Path, view: screen.Screen) -> tuple[int, Run
     last: deque[str] = deque(maxlen=SHOWN_ON_FAILURE)
     with log_file.open("w") as file:
         process = subprocess.Popen(
-            words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            words, env=environment(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, _: process.send_signal(number))

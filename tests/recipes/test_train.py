@@ -57,6 +57,21 @@ def test_one_preset_is_chosen(words: list[str], presets: list[str]) -> None:
     assert [word for word in command(*words) if word.startswith("+rollout_corr=")] == presets
 
 
+@pytest.mark.parametrize(
+    ("words", "repeatable"),
+    [
+        ([], "1"),
+        (["trainer.v1.trainer_mode=sync"], "1"),
+        (["trainer.use_v1=false"], "1"),
+        (["trainer.v1.trainer_mode=colocate_async"], "0"),
+        (["++trainer.v1.trainer_mode=separate_async"], "0"),
+    ],
+)
+def test_a_synchronous_run_repeats(recipe: Any, words: list[str], repeatable: str) -> None:
+    """An asynchronous trainer pauses the engine itself."""
+    assert recipe.train.environment(words)["VERL_CPU_REPEATABLE"] == repeatable
+
+
 def test_the_configuration_composes(tmp_path: Path) -> None:
     """verl's own entry point with the recipe's file: interpolations resolve, and what matters is as it says."""
     pytest.importorskip("verl")
