@@ -134,6 +134,7 @@ def test_an_actor_is_built_for_a_hooked_trainer_only(monkeypatch: pytest.MonkeyP
     """In the actor's process: the configuration as a hooked trainer hands it out, and as any other does."""
     monkeypatch.setattr(activity, "in_ray_actor", lambda: True)
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WG_PREFIX", "actor")
     config = configuration()
     with pytest.raises(
         HookError, match=r"the process of the trainer.*did not load the hook.*VERL_USE_EXTERNAL_PLUGINS"

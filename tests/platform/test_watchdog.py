@@ -155,7 +155,9 @@ from verl_rollout_corr.platform import environment, watchdog
 watchdog.FAREWELL = 1.0
 watchdog.start()
 code = ("from verl_rollout_corr.platform import members; members.join(); "
-        "import time; print('joined', flush=True); time.sleep(120)")
+        # A job in the background of a shell inherits that SIGINT is ignored.
+        "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "print('joined', flush=True); time.sleep(120)")
 worker = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 worker.stdout.readline(), other.stdout.readline()
