@@ -18,7 +18,6 @@ import time
 from collections import deque
 from pathlib import Path
 
-import assets
 import screen
 from run_log import RunLog
 
@@ -145,6 +144,8 @@ def main() -> int:
     view = screen.Screen(options.steps)
     if build:
         view.say("building the model, its tokenizer and the task")
+        import assets  # and with it torch and transformers, which take seconds: not for a command that is only printed
+
         assets.build(options.assets, options.seed)
     view.say(f"starting: {' '.join(['python', *words[1:]])}")
     view.say(f"full log: {log_file}")
