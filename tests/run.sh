@@ -39,10 +39,10 @@ stage types pyright
 stage layers lint-imports
 stage docs "$python" docs/build.py --check
 tests unit --durations=10
-# Verbose: a run takes a minute or two, and whoever waits sees which. A machine that is busy with something else must not
+# Verbose (-q is there already): a run takes a minute or two, and whoever waits sees which. A machine that is busy with something else must not
 # look like a hung run (docs/cpu.md); what hangs has tests of its own.
 runs() {
-  VERL_CPU_STALL_SECONDS=${VERL_CPU_STALL_SECONDS:-240} tests "$@" -v --durations=40
+  VERL_CPU_STALL_SECONDS=${VERL_CPU_STALL_SECONDS:-240} tests "$@" -vv --durations=40
 }
 
 case ${1:-ci} in
@@ -51,7 +51,7 @@ case ${1:-ci} in
     runs e2e -m e2e
     runs chaos -m chaos --ignore=tests/platform
     runs async -m e2e_async
-    tests hung -m chaos -v --durations=40 tests/platform
+    tests hung -m chaos -vv --durations=40 tests/platform
     tests slow -m slow
     ;;
   *)
