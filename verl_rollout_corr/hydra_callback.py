@@ -86,12 +86,9 @@ def _check_loss_mode_below(documents: Sequence[written.Document], config: DictCo
     node = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=False)
     if not isinstance(node, dict) or node.get("loss_mode") != "${rollout_corr:loss_mode}":
         return
-    for document in documents:
-        if document.name == written.BASE:
-            return
-        for key, text in document.scalars:
-            if key.endswith("policy_loss.loss_mode") and not key.startswith("distillation") and text != "vanilla":
-                raise ConfigError(
-                    f"{_LOSS_MODE} is '{text}' in {document.name}.yaml, and a preset sets it after that. "
-                    f"In decoupled mode write {_LOSS_MODE}={text} on the command line; in bypass mode remove it there."
-                )
+    for document, key, text in written.below_presets(documents):
+        if key.endswith("policy_loss.loss_mode") and not key.startswith("distillation") and text != "vanilla":
+            raise ConfigError(
+                f"{_LOSS_MODE} is '{text}' in {document}.yaml, and a preset sets it after that. "
+                f"In decoupled mode write {_LOSS_MODE}={text} on the command line; in bypass mode remove it there."
+            )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
@@ -21,10 +21,11 @@ from omegaconf import DictConfig, OmegaConf
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.node import two_bounds, two_bounds_instead
 
-_OVERRIDE = re.compile(r"\+{0,2}(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
 BASE = "rollout_corr_base"
 """The document that every preset brings: what it says of verl's own keys switches the correction on."""
 
+_OVERRIDE = re.compile(r"\+{0,2}(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
+_DELETED = object()
 _SWEPT = re.compile(r"[,()\s]+")
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _IN_BRACES = re.compile(r"(?P<key>\w+)\s*:\s*(?P<value>[^\s,{}\[\]]+)")
@@ -92,20 +93,44 @@ def check_overwritten(documents: Iterable[Document], config: DictConfig, overrid
 
     `overrides` are those of the command line, which may do so.
     """
-    meant = {match["key"] for match in map(_OVERRIDE.fullmatch, overrides) if match is not None}
+    meant = [match["key"] for match in map(_OVERRIDE.fullmatch, overrides) if match is not None]
+    composed = OmegaConf.to_container(config, resolve=False)
+    for document, key, text in below_presets(documents):
+        if not key.startswith("rollout_corr.") or any(f"{key}.".startswith(f"{other}.") for other in meant):
+            continue
+        found = _at(composed, key)
+        if found is not _DELETED and found != _read(text) and str(found) != text:
+            raise ConfigError(
+                f"{key} is {text} in {document}.yaml, and a preset, merged after it, sets {found}. Write the preset "
+                f"into the defaults of {document}.yaml, before _self_ (- rollout_corr: <preset>), or {key}={text} on "
+                "the command line."
+            )
+
+
+def below_presets(documents: Iterable[Document]) -> Iterator[tuple[str, str, str]]:
+    """Document, key and text of every scalar that was merged before the presets, which may hide it."""
     for document in documents:
         if document.name == BASE:
             return
         for key, text in document.scalars:
-            if not key.startswith("rollout_corr.") or key in meant:
-                continue
-            found = OmegaConf.select(config, key)
-            if found != yaml.safe_load(text):
-                raise ConfigError(
-                    f"{key} is {text} in {document.name}.yaml, and a preset, merged after it, sets {found}. Write the "
-                    f"preset into the defaults of {document.name}.yaml, before _self_ (- rollout_corr: <preset>), or "
-                    f"{key}={text} on the command line."
-                )
+            yield document.name, key, text
+
+
+def _at(node: Any, key: str) -> Any:
+    """The value at a dotted key, or `_DELETED`: an override may take away what a document brings."""
+    for word in key.split("."):
+        if not isinstance(node, dict) or word not in node:
+            return _DELETED
+        node = cast("dict[str, Any]", node)[word]
+    return node
+
+
+def _read(text: str) -> object:
+    """The value as OmegaConf reads it, for whom 1e-4 is a number; interpolations stay as they are."""
+    try:
+        return cast("dict[str, object]", OmegaConf.to_container(OmegaConf.create(f"value: {text}")))["value"]
+    except (yaml.YAMLError, KeyError):
+        return text
 
 
 def preset_names(documents: Iterable[Document]) -> list[str]:

@@ -150,6 +150,7 @@ def main() -> int:
     view.say(f"starting: {' '.join(['python', *words[1:]])}")
     view.say(f"full log: {log_file}")
     code, log, last = run(words, log_file, view)
+    view.say(f"the run ended with exit code {code}")
     if log.steps:
         corrected = any(_sets_preset(word) for word in words)
         print(screen.summary(log, {"driver": 1, "trainer": 1, "actor": options.ranks} if corrected else {}))

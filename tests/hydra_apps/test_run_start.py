@@ -200,7 +200,16 @@ def test_a_value_in_a_configuration_of_ones_own_that_the_preset_would_overwrite(
     ("text", "overrides", "upper"),
     [
         (OWN_VALUE.replace("0.02", "0.01"), ["+rollout_corr=k3_rs"], 0.01),  # the same value
+        (OWN_VALUE.replace("0.02", "1e-2"), ["+rollout_corr=k3_rs"], 0.01),  # to YAML itself, 1e-2 is text
+        # What no preset sets stays the user's, an interpolation too.
+        (OWN_VALUE.replace("upper: 0.02}", "upper: 0.01}, token_k3: {upper: 1e-4}"), ["+rollout_corr=k3_rs"], 1e-4),
+        (
+            OWN_VALUE.replace("upper: 0.02}", "upper: 0.01}, token_k3: {upper: '${data.val_batch_size}'}"),
+            ["+rollout_corr=k3_rs", "data.val_batch_size=7"],
+            7,
+        ),
         (OWN_VALUE, ["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.upper=0.5"], 0.5),  # meant
+        (OWN_VALUE, ["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3={upper: 0.5}"], 0.5),
         (OWN_VALUE.replace("ppo_trainer,", "ppo_trainer, {rollout_corr: k3_rs},"), [], 0.02),
     ],
 )

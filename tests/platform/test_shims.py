@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from verl_rollout_corr.errors import HookError
-from verl_rollout_corr.platform import environment, shims, watchdog
+from verl_rollout_corr.platform import environment, repeatable, shims, watchdog
 from verl_rollout_corr.platform.shims import Shim
 
 pytest.importorskip("verl")
@@ -394,7 +394,7 @@ def test_batches_are_sorted_by_sample(seed: int, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(transfer_queue, "kv_batch_get", get)
     batch = SimpleNamespace(keys=keys, tags=[{"global_steps": 1, "key": key} for key in keys])
-    found = shims.batches_in_order(lambda *arguments: batch)(None, "train", [], {})
+    found = repeatable.batches_in_order(lambda *arguments: batch)(None, "train", [], {})
     assert [rows[key]["responses"] for key in found.keys] == [[1], [2], [3], [9], [1], [9], [1]]
     assert [rows[key]["prompts"][0] for key in found.keys] == [7, 7, 7, 8, 8, 8, 8]
     assert [tag["key"] for tag in found.tags] == found.keys

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+COMPARE = Path(__file__).resolve().parents[2] / "recipes" / "tiny_cpu" / "compare.py"
 ACTIVE = (
     "\x1b[36m(WorkerDict pid=42)\x1b[0m [rollout_corr] active role=actor0 pid=42 preset=k3_rs mode=decoupled "
     "loss=ppo_clip weights=none criteria=seq_mean_k3[-,0.01] verl_rollout_corr=0.1.0 verl=0.9.1\n"
@@ -124,3 +128,21 @@ def test_the_table_over_seeds(recipe: Any) -> None:
     assert not recipe.seeds.row(2, log, "1", "99")[1], "a run that failed has shown nothing"
     flat = recipe.run_log.read([step(number, 0.1) for number in range(1, 11)])
     assert not recipe.seeds.row(2, flat, "0", "99")[1]
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "said"),
+    [
+        ([step(1, 0.5), step(2, 0.75).replace("timing_s/step:1.5", "timing_s/step:9")], 0, "2 steps, 0 differences"),
+        ([step(1, 0.5), step(2, 0.76)], 1, "step 2: critic/score/mean 0.75 0.76"),
+        ([step(1, 0.5), step(2, 0.75, 0.1)], 1, "step 2: rollout_corr/rollout_rs_masked_fraction None 0.1"),
+        ([step(1, 0.5)], 1, "2 and 1 steps"),
+    ],
+)
+def test_two_logs_are_compared_to_the_bit(second: list[str], code: int, said: str, tmp_path: Path) -> None:
+    """Times may differ."""
+    one, other = tmp_path / "one.txt", tmp_path / "other.txt"
+    one.write_text(step(1, 0.5) + step(2, 0.75))
+    other.write_text("".join(second))
+    done = subprocess.run([sys.executable, str(COMPARE), str(one), str(other)], capture_output=True, text=True)
+    assert done.returncode == code and said in done.stdout.splitlines()

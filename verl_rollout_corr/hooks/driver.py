@@ -22,10 +22,8 @@ from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.policy_loss import HOOKED_TRAINER
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, gather
 from verl_rollout_corr.hooks.weight_versions import history_of
+from verl_rollout_corr.metrics import PREFIX
 from verl_rollout_corr.sums import Sums
-
-PREFIX = "rollout_corr/"
-"""What the name of every metric starts with."""
 
 
 def missing_rollout_log_probs() -> MissingRolloutLogProbsError:

@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_rollout_corr.grammar import Denominator, RolloutCorrConfig
 from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.metrics import PREFIX
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Update:
 
     def value(self, name: str) -> float:
         """A metric, by its name without the prefix."""
-        return self.values["rollout_corr/" + name]
+        return self.values[PREFIX + name]
 
 
 def _all_rejected(update: Update) -> str | None:

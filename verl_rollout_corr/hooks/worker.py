@@ -223,7 +223,7 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             keep = _decoupled_keep(columns, spec)
         given = dict(columns) if dumping.wanted(spec, data) else None
         kept = mask & keep
-        # log pi_old = -inf is legal, and -inf - (-inf) is not: the token's term is its ratio's, which pi_old made 0.
+        # log pi_old = -inf is legal, but a ratio to it is no number: such a token adds 0, and counts as it would.
         quiet = neutralise(model_output, places, columns, kept & (columns["old_log_probs"] != -torch.inf))
         loss, metrics = original(
             config=_with_horizon(config, data),

@@ -18,6 +18,7 @@ from typing import Any
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.platform import environment, on_import
+from verl_rollout_corr.platform.repeatable import batches_in_order, requests_in_waves
 
 _MARK = "__verl_rollout_corr_shim__"
 
@@ -64,13 +65,15 @@ class Shim:
         if not callable(original):
             raise HookError(
                 f"VERL_PLATFORM=cpu: {where} does not exist, expected a function {expected}; it is replaced by "
-                f"{self.replace.__name__} in {__name__}, which says why. Install the versions of the extra [cpu]"
+                f"{self.replace.__name__} in {self.replace.__module__}, which says why. Install the versions of the "
+                "extra [cpu]"
             )
         found = f"({', '.join(inspect.signature(original).parameters)})"
         if found != expected:
             raise HookError(
                 f"VERL_PLATFORM=cpu: {where} takes {found}, expected {expected}; it is replaced by "
-                f"{self.replace.__name__} in {__name__}, which says why. Install the versions of the extra [cpu]"
+                f"{self.replace.__name__} in {self.replace.__module__}, which says why. Install the versions of the "
+                "extra [cpu]"
             )
         # A module that is being imported right now is here already, without the copy.
         copies = [name for name in self.copied_by if getattr(sys.modules.get(name), self.attribute, None) is original]
@@ -188,61 +191,6 @@ def short_poll(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *arguments, **named)
 
     return __init__
-
-
-def batches_in_order(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Sorts the rows of V1's batches by sample, with VERL_CPU_REPEATABLE=1.
-
-    Needed by verl/trainer/ppo/v1/replay_buffer.py, _materialize_batch, which takes rows in the order in which they were
-    finished, and prompts under random names; sums of floats depend on the order. Can go when verl has an option for it.
-    """
-
-    @functools.wraps(original)
-    def _materialize_batch(self: Any, partition_id: str, *arguments: Any, **named: Any) -> Any:
-        import transfer_queue
-
-        batch = original(self, partition_id, *arguments, **named)
-        # The queue's functions are overloaded for synchronous and asynchronous use, which types do not tell apart.
-        data: Any = transfer_queue.kv_batch_get(
-            keys=batch.keys, partition_id=partition_id, select_fields=["index", "prompts", "responses"]
-        )
-        prompts, responses = ([row.tolist() for row in data[name].unbind()] for name in ("prompts", "responses"))
-        indices = [int(index) for index in data["index"]]
-        asked: dict[str, list[int]] = {}  # a session's first prompt: those of its later rows hold what was sampled
-        for key, prompt in sorted(zip(batch.keys, prompts, strict=True)):
-            asked.setdefault(key.rsplit("_", 2)[0], prompt)
-
-        def sample(row: int) -> tuple[Any, ...]:
-            uid, session, number = batch.keys[row].rsplit("_", 2)
-            step = batch.tags[row]["global_steps"]
-            return step, indices[row], asked[uid], int(session), int(number), responses[row]
-
-        order = sorted(range(len(batch.keys)), key=sample)
-        batch.keys, batch.tags = [batch.keys[row] for row in order], [batch.tags[row] for row in order]
-        return batch
-
-    return _materialize_batch
-
-
-def requests_in_waves(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Hands requests to vLLM's scheduler in sorted waves, with VERL_CPU_REPEATABLE=1.
-
-    Needed by vllm/v1/engine/async_llm.py, AsyncLLM.add_request, which sends each to the scheduler as it comes; which
-    sequences are computed together, and so the rounding of each, then depends on the clock (waves.py). Can go when
-    vLLM's kernels for CPUs give a sequence the same numbers in every batch (VLLM_BATCH_INVARIANT is for GPUs).
-    """
-
-    @functools.wraps(original)
-    async def add_request(self: Any, request_id: str, prompt: Any, params: Any, *rest: Any, **named: Any) -> Any:
-        from verl_rollout_corr.platform import waves
-
-        if not hasattr(self, "_verl_cpu_waves"):
-            self._verl_cpu_waves = waves.Waves(self)
-        tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
-        key = (tuple(tokens), getattr(params, "seed", None) or 0)
-        return await self._verl_cpu_waves.admit(key, lambda: original(self, request_id, prompt, params, *rest, **named))
-
-    return add_request
 
 
 def worker_environment(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
