@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooks import direct
 from hooks.rows import Row
+from verl_rollout_corr.hooks.transport import APPLIED_KEY
 
 PROMPT = torch.tensor([3, 4])
 
@@ -92,3 +93,21 @@ def test_the_sign_of_the_advantage_decides(monkeypatch: pytest.MonkeyPatch) -> N
     """`when: negative_advantage`: the same mismatch is kept in row 0 and rejected in row 1."""
     spec = {"loss": "reinforce", "reject": {"seq_mean_k1": {"upper": 1.01, "when": "negative_advantage"}}}
     expect(gradients(monkeypatch, spec), [-1, -1], [0, 0], [-3, 0, -3])
+
+
+@pytest.mark.parametrize(
+    ("spec", "clipped"),
+    [
+        ({"loss": "ppo_clip"}, 1),  # e^0.2 in row 0; in row 1 the advantage pulls the ratio back
+        ({"loss": "ppo_clip", "reject": {"seq_sum_k1": {"upper": 1.3}}}, 0),  # row 0 is rejected
+        ({"loss": "reinforce"}, 0),
+    ],
+)
+def test_what_the_clip_silences_is_counted(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], clipped: int) -> None:
+    """By the loss, from the ratios before rejected tokens are neutralised; the tool's token counts nowhere."""
+    config = direct.configuration({"mode": "bypass"} | spec, monkeypatch)
+    found = direct.call(config, ROWS, log_probs=CURRENT)
+    assert found.metrics[APPLIED_KEY].content.clipped == clipped
+    inside = [gradient[one.mask.bool()] for gradient, one in zip(found.gradients, ROWS, strict=True)]
+    silent = sum(int((gradient == 0).sum()) for gradient in inside)
+    assert silent == TOKENS - found.metrics[APPLIED_KEY].content.kept + clipped
