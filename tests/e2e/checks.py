@@ -42,12 +42,14 @@ def dumps(run: Finished, steps: int) -> dict[int, Step]:
 
 
 def decided(step: Step) -> Decided:
-    """The oracle's decisions from the log-probs that the loss was given: pi_old, or the current policy in bypass
-    mode.
-    """
+    """The oracle's decisions from the log-probs that the loss was given."""
+    return independent.decisions(step, train_log_probs(step), step.config)
+
+
+def train_log_probs(step: Step) -> list[torch.Tensor]:
+    """Those that the rollout's are compared with, row by row: pi_old, or the current policy in bypass mode."""
     bypass = step.config["mode"] == "bypass"
-    train = [row.log_prob if bypass else row.columns["old_log_probs"] for row in step.rows]
-    return independent.decisions(step, train, step.config)
+    return [row.log_prob if bypass else row.columns["old_log_probs"] for row in step.rows]
 
 
 def applied(step: Step, want: Decided) -> None:
