@@ -74,7 +74,7 @@ def prepare(
     _check_log_prob_dtype(train, "train_log_probs")
     _check_log_prob_dtype(rollout, "rollout_log_probs")
     if config.invalid is Invalid.ERROR:
-        _check_valid(train, rollout, mask)
+        check_valid(rollout, mask, train=train)
     return Batch(
         train=train,
         rollout=rollout,
@@ -160,12 +160,17 @@ def _bool_mask(mask: Tensor) -> Tensor:
     return mask != 0
 
 
-def _check_valid(train: Tensor, rollout: Tensor, mask: Tensor) -> None:
-    bad = invalid_tokens(train, rollout, mask)
+def check_valid(rollout: Tensor, mask: Tensor, *, train: Tensor | None = None) -> None:
+    """Raises InputError at an invalid log-prob of the engine, or of the trainer where it has made its own by now.
+
+    All are (B, T), the mask bool. The message names row, position, count and likely cause.
+    """
+    bad = invalid_tokens(rollout if train is None else train, rollout, mask)
     if not bool(bad.any()):
         return
     row, position = (int(index) for index in bad.nonzero()[0])
-    values = {"train_log_probs": train[row, position].item(), "rollout_log_probs": rollout[row, position].item()}
+    values = {} if train is None else {"train_log_probs": train[row, position].item()}
+    values["rollout_log_probs"] = rollout[row, position].item()
     name, value, cause = _cause(values)
     raise InputError(
         f"{name} is {value} at row {row}, position {position}: {int(bad.sum())} of {int(mask.sum())} response tokens "

@@ -44,6 +44,21 @@ def test_nan_stops_the_run_and_names_the_row(start: Launch) -> None:
     assert re.search(r"row \d+", text) and "position 0" in text, run.tail()
 
 
+def test_nan_of_the_actor_stops_a_bypass_run_and_names_the_row(start: Launch) -> None:
+    """Only the loss sees it: the update is made without the row, and nothing follows."""
+    bypass = {"+rollout_corr": "bypass_ppo_clip"}
+    run = start("nan_actor", 3, bypass, env={"VERL_USE_EXTERNAL_MODULES": "e2e_bad_actor"}, timeout=240)
+    assert run.returncode not in (0, -9), run.tail()
+    assert list(reading.steps(run.log)) == [1], run.tail()
+    found = re.search(r"InputError.*log-prob is nan at row 5, position 2, and 3\.12% of", reading.plain(run.log))
+    assert found is not None, run.tail()
+    seen = dumped.read(run.dumps)
+    assert list(seen) == [1, 2]
+    invalid = [row for row in seen[2].rows if row.log_prob[row.mask].isnan().any()]
+    assert len(invalid) == 1 and not invalid[0].keep.any()
+    assert all(math.isfinite(micro.record["loss"]) for micro in seen[2].micro_batches)
+
+
 @pytest.fixture(scope="module")
 def rejecting(start: Launch) -> Finished:
     """invalid: reject, with a clean step, one with NaN and one with shifted log-probs."""

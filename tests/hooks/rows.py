@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hooks.tiny_model import VOCABULARY
+from verl_rollout_corr.hooks.first_invalid import ROW
 
 PROMPT_WIDTH = 6
 RESPONSE_WIDTH = 12
@@ -127,6 +128,7 @@ def queue_form(rows: list[Row]) -> dict[str, Tensor]:
         "position_ids": jagged([torch.arange(len(row.ids)) for row in rows]),
         "response_mask": jagged(masks),
         "loss_mask": jagged(masks),
+        ROW: torch.arange(len(rows)),
         **columns,
     }
 
@@ -160,6 +162,7 @@ def padded_form(rows: list[Row], *, fill: float = 0.0) -> dict[str, Tensor]:
         "attention_mask": attention,
         "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
         "response_mask": torch.stack([right(row.mask) for row in rows]),
+        ROW: torch.arange(len(rows)),
         **floats,
     }
 

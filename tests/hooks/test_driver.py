@@ -11,10 +11,11 @@ import torch
 
 from hooks import direct
 from hooks.rows import Row
+from verl_rollout_corr.config import parse
 from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.hooks import driver
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY
+from verl_rollout_corr.hooks.driver import FromWorkers
 
 
 def trainer() -> Any:
@@ -25,15 +26,20 @@ def trainer() -> Any:
 
 def update(
     spec: dict[str, Any], rows: list[Row], monkeypatch: pytest.MonkeyPatch, *, bad: float
-) -> tuple[Any, Any, Applied, torch.Tensor]:
-    """Specification, sums and counts of a bypass update in which the forward pass gives `bad` for a token of row 0."""
+) -> tuple[Any, FromWorkers, torch.Tensor]:
+    """Specification, what the workers send and the mask of a bypass update in which the forward pass gives `bad` for
+    the first token of row 2.
+    """
     rows = [row.having(old_log_probs=row.columns["rollout_log_probs"]) for row in rows]
     config = direct.configuration(spec, monkeypatch)
     current = direct.current(rows)
-    current[0][int(rows[0].mask.nonzero()[0])] = bad
+    current[2][int(rows[2].mask.nonzero()[0])] = bad
     metrics = direct.call(config, rows, log_probs=current).metrics
     mask = torch.nn.utils.rnn.pad_sequence([row.mask for row in rows], batch_first=True)
-    return config.policy_loss.spec, metrics[SUMS_KEY].content, metrics[APPLIED_KEY].content, mask
+    sent = {f"actor/{name}": value for name, value in metrics.items()}
+    workers = driver.take_worker_statistics(sent, "actor/")
+    assert not any("rollout_corr" in name for name in sent)
+    return config.policy_loss.spec, workers, mask
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.5])
@@ -41,39 +47,61 @@ def test_bypass_stops_at_an_invalid_log_prob_of_the_trainer(
     bad: float, drawn: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`invalid: error`: only the forward pass in the worker knows it."""
-    spec, sums, applied, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=bad)
-    with pytest.raises(InputError, match=r"12\.50% of the sequences.*rollout_corr\.invalid=reject"):
-        driver.conclude(trainer(), spec, sums, applied, mask)
+    spec, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=bad)
+    match = rf"log-prob is {bad} at row 2, position 0, and 12\.50% of the sequences.*rollout_corr\.invalid=reject"
+    with pytest.raises(InputError, match=match):
+        driver.conclude(trainer(), spec, None, workers, mask)
+
+
+@pytest.mark.parametrize(
+    ("bad", "cause"),
+    [
+        (math.nan, "NaN comes from the engine"),
+        (math.inf, r"\+inf from the engine"),
+        (0.5, "the engine returned probabilities"),
+        (-math.inf, "The engine cannot have sampled"),
+    ],
+)
+def test_bypass_stops_at_an_invalid_log_prob_of_the_engine_before_the_update(bad: float, cause: str) -> None:
+    """There is no log-prob of the trainer yet, so none is blamed."""
+    columns = {"rollout_log_probs": torch.full((3, 4), -1.0), "response_mask": torch.ones(3, 4)}
+    columns["response_mask"][0, 3] = 0
+    columns["rollout_log_probs"][0, 3] = bad
+    driver.check_rollout(columns, parse({"mode": "bypass"}))
+    columns["rollout_log_probs"][1, 2] = bad
+    with pytest.raises(InputError, match=f"rollout_log_probs is {bad} at row 1, position 2: 1 of 11.*{cause}"):
+        driver.check_rollout(columns, parse({"mode": "bypass"}))
+    driver.check_rollout(columns, parse({"mode": "bypass", "invalid": "reject"}))
 
 
 def test_bypass_goes_on_with_invalid_reject(
     drawn: list[Row], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec, sums, applied, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
-    _, values = driver.conclude(trainer(), spec, sums, applied, mask)
+    spec, workers, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
+    _, values = driver.conclude(trainer(), spec, None, workers, mask)
     assert values["rollout_corr/invalid_seq_fraction"] == 1 / 8
     assert "12.50% of the sequences" in capsys.readouterr().out
 
 
 def test_an_infinitely_unlikely_token_is_legal(drawn: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, sums, applied, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-math.inf)
-    _, values = driver.conclude(trainer(), spec, sums, applied, mask)
+    spec, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-math.inf)
+    _, values = driver.conclude(trainer(), spec, None, workers, mask)
     assert values["rollout_corr/zero_prob_fraction"] > 0
 
 
 def test_workers_that_send_nothing(drawn: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, _, applied, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-1.0)
+    spec, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-1.0)
     with pytest.raises(HookError, match="sent no statistics"):
-        driver.conclude(trainer(), spec, None, applied, mask)
+        driver.conclude(trainer(), spec, None, FromWorkers(workers.applied), mask)
 
 
 def test_a_warning_comes_once_per_trainer(
     drawn: list[Row], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec, sums, applied, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
+    spec, workers, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
     one, other = trainer(), trainer()
     for who, padding in ((one, 0), (one, 0), (other, 0), (one, 2)):
-        driver.conclude(who, spec, sums, applied, mask, padding=padding)
+        driver.conclude(who, spec, None, workers, mask, padding=padding)
     lines = capsys.readouterr().out.splitlines()
     assert sum("12.50% of the sequences" in line for line in lines) == 2
     assert sum("2 padding rows" in line for line in lines) == 1

@@ -19,9 +19,11 @@ from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogPro
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import activity, compat, notices
 from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.hooks.first_invalid import FirstInvalid
 from verl_rollout_corr.hooks.policy_loss import HOOKED_TRAINER
-from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, gather
+from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, gather
 from verl_rollout_corr.hooks.weight_versions import history_of
+from verl_rollout_corr.inputs import check_valid
 from verl_rollout_corr.metrics import PREFIX
 from verl_rollout_corr.sums import Sums
 
@@ -112,15 +114,23 @@ def decide_batch(
 
 
 def check_rollout(columns: dict[str, torch.Tensor], spec: RolloutCorrConfig) -> None:
-    """Bypass mode's check of the engine's log-probs, before workers use them as pi_old. Raises as `correct` does."""
+    """Bypass mode's check of the engine's log-probs, before workers use them as pi_old. Raises InputError."""
     if "rollout_log_probs" not in columns:
         raise missing_rollout_log_probs()
     if spec.invalid is Invalid.ERROR:
-        rollout = columns["rollout_log_probs"]
-        correct(rollout, rollout, columns["response_mask"], RolloutCorrConfig(mode=Mode.BYPASS))
+        check_valid(columns["rollout_log_probs"], columns["response_mask"].bool())
 
 
-def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> tuple[Applied, Sums | None]:
+@dataclass(frozen=True)
+class FromWorkers:
+    """What the workers sent with their metrics: `sums` in bypass mode, and `first_invalid` if it is to stop the run."""
+
+    applied: Applied
+    sums: Sums | None = None
+    first_invalid: FirstInvalid | None = None
+
+
+def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> FromWorkers:
     """Removes what the workers sent from verl's metrics and returns the totals. Raises HookError if nothing came: the
     loss ran without us.
     """
@@ -130,8 +140,12 @@ def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> tuple[Applie
             "rollout_corr: the actor updated without our loss: its metrics carry no "
             f"{prefix + APPLIED_KEY}. The worker's process did not load the hook"
         )
-    sums = metrics.pop(prefix + SUMS_KEY, None)
-    return gather(applied), None if sums is None else gather(sums)
+    sums, first_invalid = (metrics.pop(prefix + key, None) for key in (SUMS_KEY, FIRST_INVALID_KEY))
+    return FromWorkers(
+        gather(applied),
+        None if sums is None else gather(sums),
+        None if first_invalid is None else gather(first_invalid),
+    )
 
 
 def check_applied(applied: Applied, keep: torch.Tensor, mask: torch.Tensor, updates: int) -> None:
@@ -151,32 +165,34 @@ def conclude(
     trainer: Any,
     spec: RolloutCorrConfig,
     sums: Sums | None,
-    applied: Applied,
+    workers: FromWorkers,
     mask: torch.Tensor,
     *,
     padding: int = 0,
 ) -> tuple[UpdateStatistics, dict[str, float]]:
     """What an update leaves behind, and its metrics; warns of what is the first of its kind.
 
-    `mask` is the (B, T) response mask of the batch, of which `padding` rows are verl's own. Raises HookError if there
-    are no statistics, and InputError if the workers met an invalid log-prob in bypass mode and `invalid: error`: only
-    the forward pass knows it, and the loss does not wait for the host.
+    `sums` are the trainer's, or None where the workers decided. `mask` is the (B, T) response mask of the batch, of
+    which `padding` rows are verl's own. Raises HookError if there are no statistics, and InputError if the workers met
+    an invalid log-prob in bypass mode and `invalid: error`: only the forward pass knows it, and the loss does not wait
+    for the host.
     """
+    sums = workers.sums if sums is None else sums
     if sums is None:
         raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
     state = state_of(trainer)
-    statistics = state.take(sums, applied)
+    statistics = state.take(sums, workers.applied)
     values = statistics.metrics(state.seen)
     invalid = values[PREFIX + "invalid_seq_fraction"]
-    if invalid and spec.invalid is Invalid.ERROR:
+    if invalid and workers.first_invalid is not None:
         raise InputError(
-            f"rollout_corr: {invalid:.2%} of the sequences of an update had an invalid log-prob: the trainer's forward "
-            "pass gave NaN, +inf or a log-prob above 0 (the engine's were checked before). They were left out of "
-            "the update, and the run stops after it. Fix the source, or set rollout_corr.invalid=reject to go on "
-            "without such sequences and count them"
+            f"rollout_corr: the trainer's log-prob is {workers.first_invalid}, and {invalid:.2%} of the sequences of "
+            "the update have an invalid one: the forward pass gave NaN, +inf or a log-prob above 0 (the engine's were "
+            "checked before). They were left out of the update, and the run stops after it. Fix the source, or set "
+            "rollout_corr.invalid=reject to go on without such sequences and count them"
         )
     untrainable = int((~mask.bool().any(dim=1)).sum()) - padding
-    update = notices.Update(trainer.config, spec, applied, values, padding=padding, untrainable=untrainable)
+    update = notices.Update(trainer.config, spec, workers.applied, values, padding=padding, untrainable=untrainable)
     notices.give(update, state.given)
     return statistics, values
 

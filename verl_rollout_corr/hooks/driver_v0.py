@@ -12,6 +12,7 @@ from verl_rollout_corr.grammar import Mode
 from verl_rollout_corr.hooks import compat, driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
 from verl_rollout_corr.hooks.dumping import STEP
+from verl_rollout_corr.hooks.first_invalid import ROW
 from verl_rollout_corr.hooks.fully_async import STATISTICS_KEY
 from verl_rollout_corr.hooks.transport import Carried
 from verl_rollout_corr.hooks.weight_versions import history_of
@@ -57,6 +58,7 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         if spec.mode is Mode.BYPASS:
             driver.check_rollout(columns, spec)
             shipped.batch[STALENESS] = lags
+            shipped.batch[ROW] = torch.arange(len(lags))
         else:
             result = driver.decide_batch(columns, spec, uid=batch.non_tensor_batch.get("uid"), staleness=lags)
             keep, sums = result.keep, result.sums
@@ -68,14 +70,12 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         output = original(self, shipped)
         history_of(self.actor_rollout_wg).updates += 1
         metrics = output.meta_info["metrics"]
-        applied, worker_sums = driver.take_worker_statistics(metrics, "actor/")
+        workers = driver.take_worker_statistics(metrics, "actor/")
         if keep is not None:
             driver.check_applied(
-                applied, keep, columns["response_mask"], self.config.actor_rollout_ref.actor.ppo_epochs
+                workers.applied, keep, columns["response_mask"], self.config.actor_rollout_ref.actor.ppo_epochs
             )
-        else:
-            sums = worker_sums
-        statistics, values = driver.conclude(self, spec, sums, applied, columns["response_mask"])
+        statistics, values = driver.conclude(self, spec, sums, workers, columns["response_mask"])
         metrics.update(values)
         if known.joins_updates:
             metrics[STATISTICS_KEY] = Carried((statistics, driver.state_of(self).seen))

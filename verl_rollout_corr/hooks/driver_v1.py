@@ -19,6 +19,7 @@ from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import compat, driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
 from verl_rollout_corr.hooks.dumping import STEP
+from verl_rollout_corr.hooks.first_invalid import ROW
 from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.hooks.worker import HORIZON, KEEP, STALENESS
 
@@ -86,14 +87,12 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         batch.extra_info[HORIZON] = driver.horizon(self.config)
         result = original(self, batch, metrics)
         history_of(self.actor_rollout_wg).updates += 1
-        applied, worker_sums = driver.take_worker_statistics(metrics, "actor/")
-        if sums is None:
-            sums = worker_sums
-        else:
+        workers = driver.take_worker_statistics(metrics, "actor/")
+        if spec.mode is Mode.DECOUPLED:
             epochs = self.config.actor_rollout_ref.actor.ppo_epochs
-            driver.check_applied(applied, columns["_keep"], columns["response_mask"], epochs)
+            driver.check_applied(workers.applied, columns["_keep"], columns["response_mask"], epochs)
         padding = sum(bool(tag.get("is_padding", False)) for tag in batch.tags)
-        statistics, values = driver.conclude(self, spec, sums, applied, columns["response_mask"], padding=padding)
+        statistics, values = driver.conclude(self, spec, sums, workers, columns["response_mask"], padding=padding)
         driver.state_of(self).step.append(statistics)
         metrics.update(values)
         return result
@@ -110,7 +109,7 @@ def _columns_for_workers(
 ) -> tuple[dict[str, torch.Tensor], Any]:
     if spec.mode is Mode.BYPASS:
         driver.check_rollout(columns, spec)
-        return {STALENESS: lags}, None
+        return {STALENESS: lags, ROW: torch.arange(len(lags))}, None
     result = driver.decide_batch(columns, spec, uid=uid, staleness=lags)
     columns["_keep"] = result.keep
     fields = {KEEP: response_to_nested(result.keep, nested_mask)}

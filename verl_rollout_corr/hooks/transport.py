@@ -17,6 +17,9 @@ import torch
 SUMS_KEY = "rollout_corr/sums"
 """Bypass mode: the micro-batch's `Sums`. Never reaches a tracker."""
 
+FIRST_INVALID_KEY = "rollout_corr/first_invalid"
+"""Bypass mode with `invalid: error`: the micro-batch's `FirstInvalid`. Never reaches a tracker."""
+
 APPLIED_KEY = "rollout_corr/applied"
 """Both modes: a float64 tensor (response tokens, kept tokens, sum of weights) of what the loss was given. Never reaches
 a tracker.

@@ -21,11 +21,12 @@ from verl.utils import tensordict_utils as tu
 
 from verl_rollout_corr.correction import decide
 from verl_rollout_corr.errors import HookError
-from verl_rollout_corr.grammar import Denominator, Loss, Mode, RolloutCorrConfig
+from verl_rollout_corr.grammar import Denominator, Invalid, Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import dumping
 from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.hooks.first_invalid import ROW, FirstInvalid
 from verl_rollout_corr.hooks.policy_loss import clip_bounds
-from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, Carried
+from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, Carried
 from verl_rollout_corr.losses import clipped
 
 KEEP = "rollout_corr_keep"
@@ -148,7 +149,7 @@ def _with_columns(
     """A shallow copy of the micro-batch with our columns and denominators."""
     changed = data.copy()
     for name, column in columns.items():
-        if name not in (KEEP, STALENESS):
+        if name not in (KEEP, STALENESS, ROW):
             changed[name] = column
     tokens = data["batch_num_tokens"]
     if spec.denominator is Denominator.KEPT:
@@ -198,11 +199,12 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
                 "ref_log_prob",
                 KEEP,
                 STALENESS,
+                ROW,
             ),
         )
         mask = columns["response_mask"].bool()
         places = _Places.of(data, mask.shape[1])
-        sums = silenced = None
+        sums = silenced = first_invalid = None
         if spec.mode is Mode.BYPASS:
             train = places.read(model_output["log_probs"].detach())
             decision = decide(
@@ -215,6 +217,7 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             )
             keep, sums = decision.keep.bool(), decision.sums
             silenced = _clipped(config, spec, train, columns)
+            first_invalid = _first_invalid(spec, train, columns)
             if decision.weights is not None:
                 columns["rollout_is_weights"] = decision.weights
             elif spec.loss == "reinforce":
@@ -235,6 +238,8 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         metrics[APPLIED_KEY] = Carried(Applied.to_micro_batch(_rank(dp_group), mask, kept, weights, silenced))
         if sums is not None:
             metrics[SUMS_KEY] = Carried(sums)
+        if first_invalid is not None:
+            metrics[FIRST_INVALID_KEY] = Carried(first_invalid)
         if given is not None:
             dumping.write(spec, config, data, model_output, given, keep, loss)
         return loss, metrics
@@ -250,6 +255,20 @@ def _clipped(
         return None
     low, high = clip_bounds(config)
     return clipped(log_prob, columns["old_log_probs"], columns["advantages"], clip_low=low, clip_high=high)
+
+
+def _first_invalid(
+    spec: RolloutCorrConfig, log_prob: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> FirstInvalid | None:
+    """What the trainer stops the run for, where it is to stop."""
+    if spec.invalid is not Invalid.ERROR:
+        return None
+    if ROW not in columns:
+        raise HookError(
+            f"rollout_corr: the actor's batch has no column {ROW}, so the trainer's process did not check it: the "
+            "plug-in is not installed or not loaded there (VERL_USE_EXTERNAL_PLUGINS?), or the trainer is not supported"
+        )
+    return FirstInvalid.of(columns[ROW], log_prob, columns["old_log_probs"], columns["response_mask"])
 
 
 def _rank(dp_group: Any) -> int:
