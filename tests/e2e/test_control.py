@@ -15,7 +15,8 @@ from e2e.settings import ROLLOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 STEPS = 2
-FP32 = {f"{ROLLOUT}.dtype": "float32"}
+# As many as the requests of a step, so that the engine's waves (docs/cpu.md) end by their number and not by the clock.
+FP32 = {f"{ROLLOUT}.dtype": "float32", f"{ROLLOUT}.max_num_seqs": 32}
 REPEATABLE = {"VERL_CPU_REPEATABLE": "1"}
 """The same samples in the same batches, the engine's too: its rounding depends on what it computes together."""
 TIMING = ("timing", "perf/", "actor/perf", "critic/perf")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooks import direct
 from hooks.rows import Row
+from verl_rollout_corr import correct, losses
 from verl_rollout_corr.hooks.transport import APPLIED_KEY
 
 PROMPT = torch.tensor([3, 4])
@@ -93,6 +94,32 @@ def test_the_sign_of_the_advantage_decides(monkeypatch: pytest.MonkeyPatch) -> N
     """`when: negative_advantage`: the same mismatch is kept in row 0 and rejected in row 1."""
     spec = {"loss": "reinforce", "reject": {"seq_mean_k1": {"upper": 1.01, "when": "negative_advantage"}}}
     expect(gradients(monkeypatch, spec), [-1, -1], [0, 0], [-3, 0, -3])
+
+
+@pytest.mark.parametrize("mode", losses.AGGREGATION_MODES)
+@pytest.mark.parametrize("loss", ["ppo_clip", "reinforce"])
+def test_the_maths_has_the_same_loss(monkeypatch: pytest.MonkeyPatch, loss: str, mode: str) -> None:
+    """What `verl_rollout_corr.losses` says of a batch in one piece, with weights and rejected tokens."""
+    spec = {"mode": "bypass", "loss": loss, "reject": {"token_k1": {"lower": 0.95, "upper": 1.5}}}
+    if loss == "reinforce":
+        spec |= {"weights": {"level": "token", "upper": 1.15}}
+    config = direct.configuration(spec, monkeypatch, loss_agg_mode=mode, loss_scale_factor=7)
+    found = direct.call(config, ROWS, log_probs=CURRENT).loss
+
+    def stacked(columns: list[Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(columns, batch_first=True)
+
+    log_prob, mask = stacked(CURRENT), stacked([one.mask for one in ROWS])
+    mu, advantages = (stacked([one.columns[name] for one in ROWS]) for name in ("old_log_probs", "advantages"))
+    result = correct(log_prob, mu, mask, spec)
+    per_token = (
+        losses.reinforce(log_prob, result.weights, advantages)
+        if loss == "reinforce"
+        else losses.ppo_clip(log_prob, mu, advantages, clip_low=0.2, clip_high=0.2, clip_c=3.0)
+    )
+    assert 0 < int(result.keep.sum()) < TOKENS
+    expected = losses.aggregate(per_token, mask, result.keep, mode, scale=7)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(

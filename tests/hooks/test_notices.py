@@ -157,6 +157,19 @@ def test_case_42_a_gap_that_spends_the_clip(
         assert "silences 25% of the kept tokens" in lines[0] and "applied_clipped_fraction" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("estimator", "baseline", "warned"), [("gae", "kept", True), ("grpo", "kept", False), ("gae", "all", False)]
+)
+def test_a_baseline_without_groups(
+    estimator: str, baseline: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = sampling()
+    config.algorithm = SimpleNamespace(adv_estimator=estimator)
+    spec = load_preset("k3_rs", [f"rollout_corr.baseline={baseline}"])
+    lines = said(update([[0.0, 0.0]], spec, config=config), capsys)
+    assert [f"changes nothing with algorithm.adv_estimator={estimator}" in line for line in lines] == [True] * warned
+
+
 def test_case_42_sibling_rejected_rows_spend_no_clip(capsys: pytest.CaptureFixture[str]) -> None:
     """The mismatch is that of a row that is not trained on."""
     spec = load_preset("bypass_ppo_clip_k3_rs")

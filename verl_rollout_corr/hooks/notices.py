@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_rollout_corr.grammar import Denominator, RolloutCorrConfig
+from verl_rollout_corr.grammar import Baseline, Denominator, RolloutCorrConfig
+from verl_rollout_corr.hooks.advantages import GROUPED_ESTIMATORS
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.metrics import PREFIX
 
@@ -119,6 +120,18 @@ def _clip_spent(update: Update) -> str | None:
     )
 
 
+def _no_groups(update: Update) -> str | None:
+    if update.spec.baseline is Baseline.ALL:
+        return None
+    estimator = update.config.algorithm.adv_estimator
+    if estimator in GROUPED_ESTIMATORS:
+        return None
+    return (
+        f"rollout_corr.baseline=kept changes nothing with algorithm.adv_estimator={estimator}: it has no baseline "
+        "over the rows of a group in which rejected rows could vote"
+    )
+
+
 NOTICES: dict[str, Callable[[Update], str | None]] = {
     "all_rejected": _all_rejected,
     "empty_rank": _empty_rank,
@@ -128,6 +141,7 @@ NOTICES: dict[str, Callable[[Update], str | None]] = {
     "invalid": _invalid,
     "exact_zeros": _exact_zeros,
     "clip_spent": _clip_spent,
+    "no_groups": _no_groups,
 }
 """Every kind, and its message for an update, if there is one."""
 
