@@ -1,7 +1,8 @@
 """Writes docs/reference from the package's own tables; `--check` fails where the two differ.
 
 `python docs/build.py` writes the pages. `python docs/build.py --check` writes nothing, and fails if a page differs from
-what the code says, a public name has no docstring, or a link is dead.
+what the code says, a public name has no docstring, or a link of a page, of README, CONTRIBUTING or CHANGELOG, or of a
+recipe's README is dead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-sys.path[:0] = [str(DOCS), str(DOCS.parent)]
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]
 
 from pages import api, configuration, criteria, errors, metrics, presets, weights  # noqa: E402
 from pages.source import undocumented  # noqa: E402
@@ -39,15 +41,21 @@ def stale(pages: dict[Path, str]) -> Iterator[str]:
             yield f"docs/{path.relative_to(DOCS).as_posix()} is written by nothing; remove it"
 
 
-def dead_links() -> Iterator[str]:
+def written(root: Path) -> list[Path]:
+    """Every page that a reader may start from: those at the root of a checkout, under docs/, and beside a recipe."""
+    return sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "recipes").rglob("*.md")])
+
+
+def dead_links(root: Path) -> Iterator[str]:
     """Links from a page to a file or a heading that does not exist."""
-    for path in sorted(DOCS.rglob("*.md")):
+    for path in written(root):
+        name = path.relative_to(root).as_posix()
         for target, anchor in _LINK.findall(path.read_text(encoding="utf-8")):
             file = (path.parent / target) if target else path
             if not file.exists():
-                yield f"docs/{path.relative_to(DOCS).as_posix()} links to {target}, which does not exist"
+                yield f"{name} links to {target}, which does not exist"
             elif anchor and file.suffix == ".md" and anchor not in _anchors(file):
-                yield f"docs/{path.relative_to(DOCS).as_posix()} links to {target}#{anchor}: there is no such heading"
+                yield f"{name} links to {target}#{anchor}: there is no such heading"
 
 
 def _anchors(path: Path) -> set[str]:
@@ -65,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         for path, text in pages.items():
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
-    problems = [*stale(pages), *(f"{name} has no docstring" for name in undocumented()), *dead_links()]
+    problems = [*stale(pages), *(f"{name} has no docstring" for name in undocumented()), *dead_links(ROOT)]
     if problems:
         print("\n".join(problems), file=sys.stderr)
         return 1

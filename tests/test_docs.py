@@ -6,10 +6,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from verl_rollout_corr import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -50,16 +53,55 @@ def test_a_page_that_differs_is_noticed(build: ModuleType, tmp_path: Path, monke
     ]
 
 
-def test_a_dead_link_is_noticed(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a file, to a heading of another page, and to one of its own."""
-    monkeypatch.setattr(build, "DOCS", tmp_path)
-    (tmp_path / "a.md").write_text(
-        "# A `b_c`, d\n[x](b.md) [y](a.md#a-b_c-d) [z](#nowhere) [w](https://example.com/#q)\n"
-    )
-    assert list(build.dead_links()) == [
+def test_a_dead_link_is_noticed(build: ModuleType, tmp_path: Path) -> None:
+    """To a file, to a heading of another page, and to one of its own; at the root, under docs and beside a recipe."""
+    docs, recipe = tmp_path / "docs", tmp_path / "recipes" / "small"
+    docs.mkdir()
+    recipe.mkdir(parents=True)
+    (docs / "a.md").write_text("# A `b_c`, d\n[x](b.md) [y](a.md#a-b_c-d) [z](#nowhere) [w](https://example.com/#q)\n")
+    (tmp_path / "README.md").write_text("[a](docs/a.md#a-b_c-d) [b](docs/b.md) [c](docs/a.md#c) [all](docs/)\n")
+    (recipe / "README.md").write_text("[a](../../docs/a.md) [b](../docs/a.md)\n")
+    assert list(build.dead_links(tmp_path)) == [
+        "README.md links to docs/b.md, which does not exist",
+        "README.md links to docs/a.md#c: there is no such heading",
         "docs/a.md links to b.md, which does not exist",
         "docs/a.md links to #nowhere: there is no such heading",
+        "recipes/small/README.md links to ../docs/a.md, which does not exist",
     ]
+
+
+def test_the_links_of_every_page_are_looked_at(build: ModuleType) -> None:
+    """Those that people open first among them."""
+    names = {path.relative_to(ROOT).as_posix() for path in build.written(ROOT)}
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/index.md", "recipes/tiny_cpu/README.md"} <= names
+
+
+GRAMMAR = '''
+class Kind(str, Enum):
+    """Which."""
+    ONE = "one"
+    """The first,
+    and only."""
+    TWO = "two"
+    def __str__(self): ...
+'''
+
+
+def test_a_word_without_a_meaning_is_noticed(build: ModuleType, tmp_path: Path) -> None:
+    """The string under a word of the grammar is what the reference says of it."""
+    from pages.source import words
+
+    (tmp_path / "grammar.py").write_text(GRAMMAR)
+    assert words(Enum("Kind", {"ONE": "one"}), tmp_path / "grammar.py") == {"one": "The first, and only."}
+    with pytest.raises(SystemExit, match=r"grammar\.py: no string under Kind\.TWO says"):
+        words(Enum("Kind", {"ONE": "one", "TWO": "two"}), tmp_path / "grammar.py")
+
+
+def test_the_newest_changes_are_those_of_this_version() -> None:
+    """The first heading of the changelog names the version that the package has."""
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == __version__
 
 
 SOURCE = '''

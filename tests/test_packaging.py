@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from verl_rollout_corr import __version__
+
 ROOT = Path(__file__).parents[1]
 NAME = "verl_rollout_corr"
 
@@ -130,6 +132,8 @@ def test_the_metadata(built: dict[str, Path]) -> None:
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = archive.read(name).decode()
     assert "\nName: verl-rollout-corr\n" in metadata
+    assert f"\nVersion: {__version__}\n" in metadata
+    assert "\nAuthor: " in metadata
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert set(re.search(r"^Requires-Python: (.*)$", metadata, re.M)[1].split(",")) == {">=3.10", "<3.13"}  # type: ignore[index]
     always = re.findall(r"^Requires-Dist: ([^;]*)$", metadata, re.M)

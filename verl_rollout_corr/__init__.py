@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from verl_rollout_corr.sums import Sums as Sums
 
 __version__ = "0.1.0"
+"""The version of the distribution too: pyproject.toml reads it from here."""
 
 _HOMES = {
     "correct": "correction",

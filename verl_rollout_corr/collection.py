@@ -37,7 +37,7 @@ STALENESS_EDGES: tuple[int, ...] = (0, 1, 2, 3, 5, 9)
 """Where the bins of staleness meet."""
 
 STALENESS_BINS: tuple[str, ...] = ("unknown", "lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_8", "lag_9_up")
-"""Bins of the updates between the weights that sampled a row and the trainer's."""
+"""Bins of the lag: published versions of the weights between those that sampled a row and the trainer's."""
 
 SUSPICIOUS_LOG_PROB = -0.1
 """An exact 0.0 on one side is suspicious if the other side is below this: certainty is rare, and a missing value is

@@ -50,8 +50,8 @@ def parse(mapping: Mapping[str, Any], *, where: str = "rollout_corr") -> Rollout
     """Read the node `rollout_corr` from a plain mapping; absent keys take their defaults.
 
     Args:
-        mapping: the keys of the node (contract section 2) as YAML gives them, and `presets`: the names of where they
-            come from, for the start-up line.
+        mapping: the keys of the node (docs/reference/configuration.md) as YAML gives them, and `presets`: the names of
+            where they come from, for the start-up line.
         where: how messages call the node.
 
     Raises:

@@ -64,7 +64,8 @@ def decide(
         config: a parsed configuration. An invalid row is rejected and counted, whatever `config.invalid` says.
         advantages: (B, T) or (B,), where a criterion has a `when`.
         group_ids: (B,) int64, where `min_group_kept` is set.
-        staleness: (B,) integers, updates between the weights that sampled the row and the trainer's; -1 unknown.
+        staleness: (B,) integers, published versions of the weights between those that sampled the row and the
+            trainer's; -1 unknown.
     """
     mask = response_mask.bool()
     train, rollout = train_log_probs.detach(), rollout_log_probs.detach()
@@ -117,7 +118,8 @@ def correct(
         config: a parsed configuration, or a mapping with the keys of the node `rollout_corr`, parsed on the spot.
         advantages: (B, T), jagged or (B,); needed where a criterion has a `when`.
         group_ids: one entry per row (verl's uid); needed where `min_group_kept` is set.
-        staleness: (B,) integers, updates between the weights that sampled the row and the trainer's; -1 unknown.
+        staleness: (B,) integers, published versions of the weights between those that sampled the row and the
+            trainer's; -1 unknown.
 
     Returns:
         A `Correction`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RolloutCorrError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base of what is raised for a configuration, a batch or a run of verl that cannot be corrected as asked."""
 
 
 class ConfigError(RolloutCorrError, ValueError):

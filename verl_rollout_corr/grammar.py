@@ -1,7 +1,7 @@
 """The words of rollout correction: what a configuration can say, and nothing that computes.
 
 Standard library only. The parser, the maths, the documentation and the report read the same tables from here,
-so a statistic or a weight level is described once. `contract` means the project's contract of what is computed.
+so a statistic or a weight level is described once. The string under a word is its meaning on the reference page.
 """
 
 from __future__ import annotations
@@ -18,36 +18,45 @@ class _Word(str, Enum):
 
 
 class Mode(_Word):
-    """Which policy pi_train is. decoupled: pi_old, which the trainer computes before the update (three policies).
-    bypass: the current pi_theta, in the loss, with pi_old := mu and no forward pass for it (two policies).
-    """
+    """Which policy pi_train is."""
 
-    DECOUPLED = "decoupled"  # pi_old: the trainer's forward pass at the start of the step (three policies)
-    BYPASS = "bypass"  # pi_theta: the policy being updated (two policies, pi_old := mu)
+    DECOUPLED = "decoupled"
+    """pi_old, from the trainer's own forward pass before the update: three policies (mu, pi_old, pi_theta)."""
+    BYPASS = "bypass"
+    """The current pi_theta, inside the loss; pi_old := mu, without a forward pass for it: two policies."""
 
 
 class Loss(_Word):
     """The policy loss that runs in bypass mode."""
 
     PPO_CLIP = "ppo_clip"
+    """PPO's clipped loss with the ratio pi_theta / mu; rejection applies, weights are refused (r is one already)."""
     REINFORCE = "reinforce"
+    """-w_t A_t log pi_theta(a_t), with a detached weight w_t and no clipping; w = 1 without weights."""
 
 
 class Scope(_Word):
     """The unit that a criterion judges, or that a weight belongs to."""
 
     TOKEN = "token"
+    """Each response token."""
     TURN = "turn"
+    """A turn: a maximal run of response tokens in a row."""
     SEQ = "seq"
+    """The response tokens of a row."""
     BATCH = "batch"
+    """The response tokens of the batch."""
 
 
 class Agg(_Word):
     """How a per-token statistic becomes one number per unit."""
 
     SUM = "sum"
+    """The sum over the unit; of k1 that is the product of the ratios."""
     MEAN = "mean"
+    """The mean over the unit; of k1 that is the geometric mean of the ratios."""
     MAX = "max"
+    """The maximum over the unit; of k1 every ratio is held against both bounds, which makes it a veto."""
 
 
 class Stat(_Word):
@@ -76,41 +85,52 @@ class Outside(_Word):
     """What happens to a weight outside its bounds."""
 
     TRUNCATE = "truncate"
+    """It is moved to the bound, min(max(w, lower), upper): truncated importance sampling (TIS)."""
     MASK = "mask"
+    """It becomes 0 (IcePop, MIS); the token is not rejected by that and still counts in the denominator."""
 
 
 class Normalize(_Word):
     """What the weights are divided by."""
 
     BATCH = "batch"
+    """Their mean over the units with a kept token; then `upper` is applied again, and `lower` is not."""
 
 
 class When(_Word):
     """Which units a criterion may reject, by the sign of their mean advantage."""
 
     NEGATIVE_ADVANTAGE = "negative_advantage"
+    """Only units whose mean advantage is below 0; all others pass."""
     POSITIVE_ADVANTAGE = "positive_advantage"
+    """Only units whose mean advantage is above 0; all others pass."""
 
 
 class Denominator(_Word):
     """What a mean over tokens or sequences divides by."""
 
     ALL = "all"
+    """All response tokens (sequences): a rejected token adds 0 and is counted, so rejection never raises the step."""
     KEPT = "kept"
+    """Only the kept tokens (sequences with one): those that are left weigh more."""
 
 
 class Baseline(_Word):
     """Which rows vote in group baselines."""
 
     ALL = "all"
+    """All rows: advantages are what they are without rejection."""
     KEPT = "kept"
+    """Rows with a kept token; a group in which one row is left gets advantage 0."""
 
 
 class Invalid(_Word):
     """What an invalid log-prob at a response token does."""
 
     ERROR = "error"
+    """It stops the run, with its row, its position and the likely cause."""
     REJECT = "reject"
+    """Its sequence is rejected, and counted in `invalid_seq_fraction`."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +159,7 @@ class LevelInfo:
 STATS: dict[Stat, StatInfo] = {
     Stat.K1: StatInfo(
         "l_t = log pi_train(a_t) - log mu(a_t); bounds and metrics are of exp(l)",
-        "ratio in [0, inf)",
+        "ratio in [0, e^20]",
         True,
         "Schulman (2020), Approximating KL Divergence; slime mis.py; Li et al. (2025), rl-collapse part 3 (geometric)",
         "a band on the ratio: errors of opposite sign cancel in a sum or mean",
@@ -160,7 +180,7 @@ STATS: dict[Stat, StatInfo] = {
     ),
     Stat.ABS: StatInfo(
         "|r_t - 1|",
-        "[0, inf)",
+        "[0, e^20)",
         False,
         "DPPO, arXiv 2602.04879: E_mu|r - 1| = 2 TV; VACO, arXiv 2603.01365",
         "twice the total variation in expectation",

@@ -1,6 +1,6 @@
 """The policy losses of bypass mode, per token, and what a mean over tokens or sequences divides by.
 
-Contract sections 7 and 8. Pure functions of tensors: no host synchronisation and no collective.
+What goes into them is on docs/policy-losses.md. Pure functions of tensors: no host synchronisation and no collective.
 """
 
 from __future__ import annotations

@@ -255,9 +255,9 @@ METRICS: tuple[MetricInfo, ...] = (
     ),
     MetricInfo(
         "applied_weight",
-        "mean weight over the tokens that the actor's loss saw",
+        "sum of the weights of the kept tokens / response tokens that the actor's loss saw",
         "[0, e^20]",
-        "by the workers",
+        "by the workers; a rejected token adds 0 and, without weights, a kept one 1: 0.5 if half is rejected",
         "this package",
     ),
 )

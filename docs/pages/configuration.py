@@ -8,17 +8,22 @@ from enum import Enum
 from typing import Any
 
 from pages.markdown import block, code, page, sentences, table
+from pages.source import words
 from verl_rollout_corr import ConfigError, grammar
 from verl_rollout_corr.config import parse, to_mapping
 
 _NUMBER = "a number above 0, or null"
 _COUNT = "a whole number of at least 1"
 
-# type, meaning. A word's meaning is the docstring of its enum.
+# type, meaning. What a choice is about is the docstring of its enum; a word's meaning is the string under it.
 _KEYS: dict[str, tuple[type[Enum] | str, str]] = {
     "mode": (grammar.Mode, ""),
     "loss": (grammar.Loss, ""),
-    "weights.level": (grammar.Level, " null: no weights, and no other key of `weights` may be set."),
+    "weights.level": (
+        grammar.Level,
+        " Each: [weights](weights.md#levels). null: no weights; bounds, `normalize` and `outside: mask` would then "
+        "have no effect and are refused.",
+    ),
     "weights.lower": (_NUMBER, "The smallest weight, inclusive."),
     "weights.upper": (_NUMBER, "The largest weight, inclusive."),
     "weights.outside": (grammar.Outside, ""),
@@ -95,7 +100,7 @@ def render() -> str:
         _INTRODUCTION,
         table(["key", "default", "allowed", "meaning"], (_row(key, defaults) for key in _KEYS)),
         "## Words",
-        *(_words(kind) for kind, _ in _KEYS.values() if not isinstance(kind, str)),
+        table(["key", "word", "meaning"], _words()),
         "## What is refused",
         "One example of each kind, with what the parser says. What depends on the rest of verl's configuration is "
         "under [errors](errors.md).",
@@ -116,12 +121,13 @@ def _row(key: str, defaults: Mapping[str, Any]) -> list[str]:
     shown = code("null" if default is None else default)
     if isinstance(kind, str):
         return [code(key), shown, kind, meaning]
-    words = ", ".join(map(code, kind)) + (", null" if default is None else "")
-    return [code(key), shown, words, sentences(inspect.getdoc(kind) or "") + meaning]
+    allowed = ", ".join(map(code, kind)) + (", null" if default is None else "")
+    return [code(key), shown, allowed, sentences(inspect.getdoc(kind) or "") + meaning]
 
 
-def _words(kind: type[Enum]) -> str:
-    return f"`{kind.__name__}`: {', '.join(map(code, kind))}. {sentences(inspect.getdoc(kind) or '')}"
+def _words() -> list[list[str]]:
+    kinds = {key: kind for key, (kind, _) in _KEYS.items() if not isinstance(kind, str) and kind is not grammar.Level}
+    return [[code(key), code(word), meaning] for key, kind in kinds.items() for word, meaning in words(kind).items()]
 
 
 def _refusal(mapping: Mapping[str, Any]) -> str:

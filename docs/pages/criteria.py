@@ -35,7 +35,6 @@ sum does too; a mean does not.
 
 def render() -> str:
     """The page."""
-    units = {str(scope): meaning for scope, meaning in UNITS.items()}
     return page(
         "Criteria",
         "grammar.STATS, grammar.CRITERION_NAMES, statistics.py and criteria.py",
@@ -51,7 +50,7 @@ def render() -> str:
         ),
         *(_statistic(stat) for stat in Stat),
         "## Units and aggregations",
-        _SCOPES.format(**units),
+        _SCOPES.format(**UNITS),
         "## By the sign of the advantage",
         _when(),
         "## Every name",

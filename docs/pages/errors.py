@@ -87,8 +87,12 @@ def render() -> str:
     return page(
         "Errors",
         "errors.py, inputs.py and run_check.py",
-        "Every error that the package raises on purpose is a `RolloutCorrError`. Its message says what was given, "
-        "where, what is allowed and what to do. Refusals of the node itself: [configuration](configuration.md).",
+        "A configuration, a batch or a run of verl that cannot be corrected as asked is a `RolloutCorrError`. Its "
+        "message says what was given, where, what is allowed and what to do. Refusals of the node itself: "
+        "[configuration](configuration.md). Built-in exceptions are left for two other things: an environment "
+        "variable of the [CPU platform](../cpu.md) that cannot be read is a `ValueError`, and Python's protocols "
+        "keep theirs (`AttributeError` of a name that the package lacks, `KeyError` of a criterion's name in "
+        "`criterion_words`, `TypeError` of what the hook's transport did not make).",
         table(
             ["class", "also a", "means"],
             ([code(name), code(also), sentences(meaning)] for name, also, meaning in _classes()),

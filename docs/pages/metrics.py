@@ -71,7 +71,11 @@ def _bins() -> str:
     kinds = (
         ("by_prob", PROBABILITY_BINS, "mu(a_t), from the edge named first up to the one named second"),
         ("by_position", POSITION_BINS, "the number of response tokens before the token in its row"),
-        ("by_staleness", STALENESS_BINS, "updates between the weights that sampled the row and the trainer's"),
+        (
+            "by_staleness",
+            STALENESS_BINS,
+            "published versions of the weights between those that sampled the row and the trainer's",
+        ),
     )
     return "`{bin}` is one of:\n\n" + table(
         ["bins", "of"],

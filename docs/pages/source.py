@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "verl_rollout_corr"
@@ -48,6 +49,21 @@ def undocumented(package: Path = PACKAGE) -> list[str]:
         for name in public_names(path, package)
         if not name.doc
     ]
+
+
+def words(kind: type[Enum], path: Path = PACKAGE / "grammar.py") -> dict[str, str]:
+    """The words of an enum of the grammar with the string under each, its meaning. A word without one is an error."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
+    said = {
+        target: " ".join((_string(after) or "").split())
+        for node, after in zip(body, [*body[1:], None], strict=True)
+        for target in _targets(node)
+    }
+    silent = [f"{kind.__name__}.{name}" for name in kind.__members__ if not said.get(name)]
+    if silent:
+        raise SystemExit(f"{path.name}: no string under {', '.join(silent)} says what the word means")
+    return {word.value: said[name] for name, word in kind.__members__.items()}
 
 
 def _definition(where: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> Iterator[Name]:

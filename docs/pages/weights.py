@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from pages.markdown import code, page, sentences, table
+from pages.markdown import code, page, table
+from pages.source import words
 from pages.words import users_of_level
 from verl_rollout_corr import weights
 from verl_rollout_corr.grammar import LEVELS, Normalize, Outside
@@ -37,12 +38,10 @@ def render() -> str:
         inspect.cleandoc(weights.__doc__ or "").split("\n\n", 1)[1],
         f"Every ratio is {inspect.getdoc(ratio)}",
         "## Bounds",
-        f"`lower` and `upper` bound the weight; either may be null. `outside` ({', '.join(map(code, Outside))}): "
-        f"`truncate` is {sentences(inspect.getdoc(weights.truncated) or '')} `mask` gives w inside the bounds and 0 "
-        "outside.",
+        "`lower` and `upper` bound the weight; either may be null. `outside` says what happens to one that is outside:",
+        table(["outside", "the weight"], ([code(word), meaning] for word, meaning in words(Outside).items())),
         "Truncation and masking both bias the estimate, by E_mu[(min(w, upper) - w) f] and -E_pi[f 1{w > upper}]; "
-        "what they buy is variance. Masking a weight is not a rejection: the token still counts in the denominator, "
-        "and `rollout_rs_*` does not see it.",
+        "what they buy is variance. `rollout_rs_*` does not see a masked weight.",
         "## Normalisation",
         f"`normalize` ({', '.join(map(code, Normalize))}): {inspect.getdoc(weights._normalised)} "
         "A mean of at most 1e-8 leaves the weights as they are. It needs the whole batch, so bypass mode refuses it.",

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
+from pages.source import words
 from verl_rollout_corr import load_preset, preset_names
 from verl_rollout_corr.grammar import CRITERION_NAMES, STATS, Agg, RolloutCorrConfig, Scope, Stat, criterion_words
 
-UNITS: dict[Scope, str] = {
-    Scope.TOKEN: "each response token",
-    Scope.TURN: "a turn: a maximal run of response tokens in a row",
-    Scope.SEQ: "the response tokens of a row",
-    Scope.BATCH: "the response tokens of the batch",
-}
+UNITS: dict[str, str] = {scope: meaning.rstrip(".") for scope, meaning in words(Scope).items()}
+"""What a unit of each scope is."""
 
 
 @cache
@@ -66,7 +63,8 @@ def bounds_of(name: str) -> str:
 def range_of(name: str) -> str:
     """What the value can be."""
     _, agg, stat = criterion_words(name)
-    return "[0, inf)" if agg is Agg.SUM and STATS[stat].range == "[0, 1]" else STATS[stat].range
+    bounded = not STATS[stat].range.startswith("[0, inf")
+    return "[0, inf)" if agg is Agg.SUM and bounded and not STATS[stat].two_sided else STATS[stat].range
 
 
 def names_of(stat: Stat) -> list[str]:
