@@ -52,7 +52,7 @@ FULL: dict[str, Any] = {
 }
 
 
-def test_an_empty_mapping_is_the_defaults_of_the_contract() -> None:
+def test_an_empty_mapping_is_the_documented_defaults() -> None:
     config = parse({})
     assert config == RolloutCorrConfig()
     assert (config.mode, config.loss, config.weights, config.reject) == (Mode.DECOUPLED, Loss.PPO_CLIP, None, ())

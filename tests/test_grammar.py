@@ -38,7 +38,7 @@ def test_every_word_has_its_row() -> None:
     assert STATISTICS.keys() == STATS.keys()
 
 
-def test_the_names_of_the_contract() -> None:
+def test_the_names_of_the_criteria() -> None:
     """Written out: 6 statistics, one form for tokens, three for turns and for sequences, one for the batch."""
     forms = ["token", "turn_sum", "turn_mean", "turn_max", "seq_sum", "seq_mean", "seq_max", "batch_mean"]
     stats = ["k1", "k2", "k3", "abs", "tv", "bkl"]

@@ -1,4 +1,4 @@
-"""Presets: every row of the contract's table, their composition, and what is refused."""
+"""Presets: every row of the table below, their composition, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ K3_RS = {"reject": {"seq_mean_k3": {"upper": 0.01}}}
 PPO_CLIP = {"mode": "bypass", "loss": "ppo_clip"}
 REINFORCE = {"mode": "bypass", "loss": "reinforce"}
 
-# The table of the contract, section 11, written out a second time.
+# What each preset sets, written out a second time.
 TABLE: dict[str, dict[str, Any]] = {
     "metrics_only": {},
     "token_is": TOKEN_IS,

@@ -1,4 +1,4 @@
-"""The node: the keys of the contract, nothing that a later preset could reset, nothing heavy to unpickle."""
+"""The node: the documented keys, nothing that a later preset could reset, nothing heavy to unpickle."""
 
 from __future__ import annotations
 

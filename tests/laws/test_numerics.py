@@ -52,7 +52,7 @@ def test_a_row_of_131072_tokens(drift: float) -> None:
 
 
 @pytest.mark.parametrize("l", [1e-7, -1e-7, 3e-8, 1e-5, 2**-24])
-def test_k3_of_tiny_log_ratios(l: float) -> None:  # noqa: E741 - the contract's letter
+def test_k3_of_tiny_log_ratios(l: float) -> None:  # noqa: E741 - the letter of the formulas
     """k3 is l^2/2 + l^3/6 to first digits where e^l - 1 - l in doubles would be noise, and is never negative."""
     train, rollout = row(l, l, base=-0.5 if l < 0 else -2.0)
     exact = float(train[0, 0] - rollout[0, 0])

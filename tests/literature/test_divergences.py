@@ -175,7 +175,7 @@ def test_acceptance_of_the_maximum_falls_with_length(steps: int) -> None:
 
 
 def test_how_long_a_product_lives() -> None:
-    """T* = log C / log rho_bar (rl-collapse part 3): at 1.001 a token, C = 5 is passed after 1,609 tokens."""
+    """T* = log C / log rho_bar (rl-collapse part 3): at 1.001 a token, C = 5 is passed after 1,610 tokens."""
     reached = math.log(5) / math.log(1.001)
     assert int(reached) == 1610
     for length, kept in ((1610, 1), (1611, 0)):

@@ -1,4 +1,4 @@
-"""Random batches and configurations, reproducible from a seed, with everything that the contract says can occur."""
+"""Random batches and configurations, reproducible from a seed, with everything that the rules say can occur."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def random_log_probs(rng: np.random.Generator, shape: tuple[int, int]) -> tuple[
 
 
 def add_invalid(rng: np.random.Generator, train: np.ndarray, rollout: np.ndarray, mask: np.ndarray) -> bool:
-    """Break a few response tokens in each of the ways that the contract lists."""
+    """Break a few response tokens in each of the ways that the rules list."""
     cells = np.argwhere(mask)
     if not len(cells):
         return False

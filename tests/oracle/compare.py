@@ -22,7 +22,7 @@ def expected(batch: Batch, config: Mapping[str, Any]) -> oracle.Decided:
 
 
 def assert_metrics_equal(found: Mapping[str, float], want: Mapping[str, float], note: object = "") -> None:
-    """Every metric that the contract names is there and has the oracle's value."""
+    """Every metric that the oracle names is there and has the oracle's value."""
     for name, value in want.items():
         assert PREFIX + name in found, f"{name} is missing; {note}"
         got = found[PREFIX + name]

@@ -1,4 +1,4 @@
-"""Weights and keep, by the contract's sections 4 and 5."""
+"""Weights and keep, by the rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oracle.tokens import INF, Row, aggregate, exp_ratio, is_invalid, mean, stat
 
 
 class InvalidInputError(Exception):
-    """The contract wants an error here."""
+    """The rules want an error here."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ def bounded(w: float, lower: float | None, upper: float | None, outside: str) ->
 
 
 def passes(stat: str, agg: str | None, values: list[float], lower: float | None, upper: float | None) -> bool:
-    """The contract's third column. For max of k1 every token must be inside."""
+    """When a unit passes, by its statistic. For max of k1 every token must be inside."""
     if stat == "k1":
         low = -INF if lower is None else math.log(lower)
         high = INF if upper is None else math.log(upper)
@@ -187,7 +187,7 @@ def weigh(decided: Decided, weights: Mapping[str, Any]) -> None:
 def decide(
     train: Any, rollout: Any, mask: Any, config: Mapping[str, Any], *, advantages: Any = None, group_ids: Any = None
 ) -> Decided:
-    """Weights and keep of a batch given as nested lists or arrays (B, T); `config` has the contract's keys."""
+    """Weights and keep of a batch given as nested lists or arrays (B, T); `config` has the keys of the node."""
     rows = read_rows(train, rollout, mask, advantages, group_ids)
     if config.get("invalid", "error") == "error" and any(row.invalid for row in rows):
         raise InvalidInputError

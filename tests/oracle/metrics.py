@@ -1,4 +1,4 @@
-"""The contract's metrics, straight from their formulas."""
+"""The metrics, straight from their formulas."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def of_rejection(decided: Decided) -> dict[str, float]:
 
 
 def metrics(decided: Decided, config: Mapping[str, Any]) -> dict[str, float]:
-    """Every metric that the contract names, without the `rollout_corr/` in front."""
+    """Every metric that the oracle knows, without the `rollout_corr/` in front."""
     out = mismatch(decided.valid) | of_rejection(decided)
     if decided.token_weights is not None:
         out |= of_weights(decided, config["weights"])

@@ -30,7 +30,7 @@ def test_two_tokens_on_paper() -> None:
 
 def test_turns_are_runs_of_the_mask() -> None:
     """A hole ends a turn; the geometric mean is per turn."""
-    l = [0.2, 0.4, 0.0, 1.0]  # noqa: E741 - the contract's letter
+    l = [0.2, 0.4, 0.0, 1.0]  # noqa: E741 - the letter of the formulas
     config = {"weights": {"level": "turn_mean"}, "reject": {"turn_sum_k1": {"upper": math.exp(0.7)}}}
     decided = oracle.decide([[x - 2 for x in l]], [[-2.0] * 4], [[1, 1, 0, 1]], config)
     assert decided.padded("weights")[0] == pytest.approx([math.exp(0.3), math.exp(0.3), 0.0, math.exp(1.0)])

@@ -1,4 +1,4 @@
-"""Every preset of the contract's table, written out here by hand, computes what the oracle computes."""
+"""Every preset, written out here by hand, computes what the oracle computes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PRESETS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
 
 
 def test_the_table_is_complete() -> None:
-    """A preset that is not in the contract's table, or is missing, is noticed."""
+    """A preset that is not in the table, or is missing, is noticed."""
     assert set(preset_names()) == set(PRESETS)
 
 

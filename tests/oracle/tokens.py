@@ -1,4 +1,4 @@
-"""What the contract says about one token and about the units that tokens form."""
+"""What the rules say about one token and about the units that tokens form."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def k3(x: float) -> float:
 
 
 def statistic(stat: str, train: float, rollout: float) -> float:
-    """One row of the contract's table of statistics, per token."""
+    """One row of the table of statistics, per token."""
     x = log_ratio(train, rollout)
     if stat == "k1":
         return x
@@ -99,7 +99,7 @@ class Row:
     invalid: bool
 
     @property
-    def l(self) -> list[float]:  # noqa: E743 - the contract's letter
+    def l(self) -> list[float]:  # noqa: E743 - the letter of the formulas
         return [log_ratio(p, q) for p, q in zip(self.train, self.rollout, strict=True)]
 
     def units(self, scope: str) -> list[list[int]]:

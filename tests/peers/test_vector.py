@@ -77,7 +77,7 @@ def test_an_upper_bound_alone() -> None:
 def test_m2po() -> None:
     """AReaL's M2PO at .04 masks row 0 to 1,0,0,0,1 and row 2 to 0,0,1, each row its own batch.
 
-    The contract's mean is over the rest: .05 for .1 and .3 is above .04, so .3 leaves too. AReaL's number in row 0 is
+    Our mean is over the rest: .05 for .1 and .3 is above .04, so .3 leaves too. AReaL's number in row 0 is
     reached when the sum of the rest is divided by all five tokens (.02).
     """
     half = {"reject": {"batch_mean_k2": {"upper": 0.02}}}
