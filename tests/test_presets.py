@@ -125,6 +125,23 @@ def test_criteria_are_added_and_deleted_by_overrides() -> None:
     assert config == parse({"reject": {"seq_max_k1": {"lower": 1e-4}}, "min_group_kept": 2})
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["+reject.token_k1.upper=2", "reject.token_k1.upper=3"],
+        ["+reject={token_k1:{upper:2}}", "reject.token_k1.upper=3"],
+        ["++reject.token_k1.upper=3"],
+    ],
+)
+def test_what_one_override_adds_another_changes(overrides: list[str]) -> None:
+    assert load_preset("metrics_only", overrides) == parse({"reject": {"token_k1": {"upper": 3}}})
+
+
+def test_a_bound_that_a_criterion_of_the_preset_does_not_have_needs_no_plus() -> None:
+    config = load_preset("veto", ["reject.seq_max_k1.upper=50"])
+    assert config == parse({"reject": {"seq_max_k1": {"lower": 1e-4, "upper": 50}}})
+
+
 def test_environment_and_null() -> None:
     config = load_preset("token_icepop", ["weights.lower=null", "dump.dir=${oc.env:NO_SUCH_VARIABLE,somewhere}"])
     assert config.weights is not None
@@ -137,8 +154,20 @@ REFUSED: list[tuple[Any, list[str], tuple[str, ...]]] = [
     ([], [], ("[] names no preset", "['token_is', 'k3_rs']")),
     ("", [], ("'' names no preset",)),
     ([3], [], ("[3] names no preset",)),
-    ("k3_rs", ["rejct.seq_mean_k3.upper=1"], ("rollout_corr.rejct.seq_mean_k3.upper=1", "Could not override")),
-    ("k3_rs", ["reject.seq_mean_k3.uper=1"], ("Could not override 'rollout_corr.reject.seq_mean_k3.uper'",)),
+    ("k3_rs", ["rejct.seq_mean_k3.upper=1"], ("rollout_corr.rejct is {", "Did you mean reject?")),
+    ("k3_rs", ["reject.seq_mean_k3.uper=1"], ("rollout_corr.reject.seq_mean_k3.uper is 1", "Did you mean upper?")),
+    ("k3_rs", ["reject.seq_men_k3.upper=1"], ("rollout_corr.reject.seq_men_k3 is {", "Did you mean seq_mean_k3?")),
+    ("token_is", ["weights.uper=1"], ("rollout_corr.weights.uper is 1", "Did you mean upper?")),
+    (
+        "k3_rs",
+        ["reject.seq_mean_k2.upper=1"],
+        ("have no criterion seq_mean_k2 (their criteria: seq_mean_k3)", "Write +"),
+    ),
+    (
+        "token_is",
+        ["reject.seq_mean_k2.upper=1"],
+        ("the presets (token_is) have no criterion seq_mean_k2 (they have none)",),
+    ),
     ("k3_rs", ["+reject.seq_mean_k3.uper=1"], ("reject.seq_mean_k3.uper is 1", "Did you mean upper?")),
     ("k3_rs", ["+foo=1"], ("rollout_corr.foo is 1", "no such key")),
     ("k3_rs", ["reject.seq_mean_k3.upper=abc"], ("reject.seq_mean_k3.upper is 'abc'", "a bound is a number")),
@@ -148,6 +177,12 @@ REFUSED: list[tuple[Any, list[str], tuple[str, ...]]] = [
     ("token_is", ["weights.upper=0.5_5"], ("upper is 0.5_5 on the command line", "weights.lower=0.5 and")),
     ("token_is", ["weights.upper=1_2"], ("upper is 1_2", "lower=1 and rollout_corr.weights.upper=2")),
     ("token_is", ["weights={lower: 0.1, upper: 0.5_5}"], ("weights.upper is 0.5_5",)),
+    (
+        "token_is",
+        ["+reject={token_k1:{upper:0.5_5}}"],
+        ("reject.token_k1.upper is 0.5_5", "reject.token_k1.lower=0.5 and"),
+    ),
+    ("token_is", ["weights.upper=" + "1" * 400], ("weights.upper is 11", "a bound is finite")),
     ("token_is", ["mode=bypass"], ("rollout_corr.weights.level is 'token'", "twice")),
     ("k3_rs", ["dump.dir=${oc.env:NO_SUCH_VARIABLE}"], ("dump.dir=${oc.env:NO_SUCH_VARIABLE}",)),
 ]

@@ -59,6 +59,7 @@ def check_start(config: DictConfig) -> None:
     documents = written.read_documents(GlobalHydra.instance().config_loader(), hydra)
     written.check_overrides(hydra.overrides.task)
     written.check_documents(documents)
+    written.check_criteria(documents, hydra.overrides.task)
     written.check_overwritten(documents, config, hydra.overrides.task)
     with open_dict(config.rollout_corr):
         config.rollout_corr.presets = written.preset_names(documents)

@@ -83,7 +83,7 @@ class Node:
             self._refuse_text(key, value)
         if isinstance(value, bool) or not isinstance(value, Real):
             self.refuse(key, _A_BOUND.format(key=key))
-        number = float(value)
+        number = _as_float(value)
         if not math.isfinite(number):
             self.refuse(key, "a bound is finite. Write a number above 0, or null to leave it open.")
         if number <= 0.0:
@@ -102,9 +102,10 @@ class Node:
             self.refuse(key, _A_BOUND.format(key=key))
         if not math.isfinite(number):
             self.refuse(key, "a bound is finite. Write a number above 0, or null to leave it open.")
+        # YAML 1.1, which PyYAML reads, takes 1e-4 for text, and 1.0e-4 for a number.
         self.refuse(
             key,
-            f"a bound is a number, and this is text. Write {text.strip()} without quotes "
+            f"a bound is a number, and this is text. Write {_with_point(text.strip())} without quotes "
             f"(from the environment: ${{oc.decode:${{oc.env:NAME}}}}).",
         )
 
@@ -116,6 +117,19 @@ class Node:
         if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
             self.refuse(key, f"it is a whole number of at least 1. Write one, as in {key}: 2.")
         return int(value)
+
+
+def _as_float(value: Real) -> float:
+    """The number, inf if it is beyond what a float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _with_point(text: str) -> str:
+    """`1.0e-4` for `1e-4`."""
+    return re.sub(r"^([+-]?[0-9]+)(?=[eE])", r"\1.0", text)
 
 
 def two_bounds(text: str) -> tuple[str, str] | None:

@@ -48,6 +48,7 @@ def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[st
             composed = compose(config_name=None, overrides=overrides, return_hydra_config=True)
             documents = written.read_documents(GlobalHydra.instance().config_loader(), composed.hydra)
             written.check_documents(documents)
+            written.check_criteria(documents, overrides)
             written.check_base(documents)
             node = resolver.parse_node(composed)
         except HydraException as error:

@@ -55,5 +55,11 @@ class RolloutCorrNode:
 def register() -> None:
     """Put the schema where Hydra finds it, under a name at the root so that no group of it shows in `--help`."""
     from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
 
-    ConfigStore.instance().store(name=SCHEMA_NAME, node=RolloutCorrNode, provider="verl_rollout_corr")
+    # Hydra closes a run's configuration, and would only say of a key that does not exist how to add it. Open, it leaves
+    # such keys to the parser.
+    node = OmegaConf.structured(RolloutCorrNode)
+    for opened in (node, node.weights, node.dump):
+        OmegaConf.set_struct(opened, False)
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=node, provider="verl_rollout_corr")

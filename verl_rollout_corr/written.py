@@ -19,16 +19,18 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import CRITERION_NAMES
 from verl_rollout_corr.node import two_bounds, two_bounds_instead
 
 BASE = "rollout_corr_base"
 """The document that every preset brings: what it says of verl's own keys switches the correction on."""
 
-_OVERRIDE = re.compile(r"\+{0,2}(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
+_REJECT = "rollout_corr.reject"
 _DELETED = object()
 _SWEPT = re.compile(r"[,()\s]+")
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
-_IN_BRACES = re.compile(r"(?P<key>\w+)\s*:\s*(?P<value>[^\s,{}\[\]]+)")
+_BEFORE_VALUE = re.compile(r":(?=\S)")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def check_overrides(overrides: Iterable[str]) -> None:
         key, value = match["key"], match["value"].strip()
         pairs = [(key, text) for text in _SWEPT.split(value)]
         if value.startswith("{"):
-            pairs = [(f"{key}.{inner['key']}", inner["value"]) for inner in _IN_BRACES.finditer(value)]
+            pairs = list(_in_braces(value, key))
         for inner_key, text in pairs:
             _refuse_two_bounds(inner_key, text.strip("'\""), "on the command line")
 
@@ -59,6 +61,31 @@ def check_documents(documents: Iterable[Document]) -> None:
         for key, text in document.scalars:
             if key.startswith("rollout_corr."):
                 _refuse_two_bounds(key, text, f"in {document.name}.yaml")
+
+
+def check_criteria(documents: Iterable[Document], overrides: Iterable[str]) -> None:
+    """Raise ConfigError if an override without `+` is about a criterion that neither a document nor a `+` brings."""
+    documents, matches = list(documents), [match for match in map(_OVERRIDE.fullmatch, overrides) if match is not None]
+    if any(match["key"] == _REJECT for match in matches):  # the mapping as a whole, which may bring any
+        return
+    keys = [key for document in documents for key, _ in document.scalars]
+    keys += [match["key"] for match in matches if match["sign"]]
+    known = dict.fromkeys(name for key in keys if (name := _criterion_in(key)) is not None)
+    for match in matches:
+        name = _criterion_in(match["key"])
+        if name not in CRITERION_NAMES or name in known:
+            continue
+        theirs = f"their criteria: {', '.join(known)}" if known else "they have none"
+        raise ConfigError(
+            f"{match['key']} is {match['value']} on the command line, and the presets "
+            f"({', '.join(preset_names(documents)) or 'none'}) have no criterion {name} ({theirs}). "
+            f"Write +{match['key']}={match['value']} to add it."
+        )
+
+
+def _criterion_in(key: str) -> str | None:
+    """`name` in `rollout_corr.reject.name` or a key below it."""
+    return key.removeprefix(f"{_REJECT}.").partition(".")[0] if key.startswith(f"{_REJECT}.") else None
 
 
 def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, ...]:
@@ -137,6 +164,14 @@ def preset_names(documents: Iterable[Document]) -> list[str]:
     """The presets among the documents of a run."""
     group = "rollout_corr/"
     return [document.name.removeprefix(group) for document in documents if document.name.startswith(group)]
+
+
+def _in_braces(text: str, path: str) -> Iterator[tuple[str, str]]:
+    """The scalars of a mapping as Hydra writes it on the command line, where no space need follow a colon."""
+    try:
+        yield from _walk(yaml.compose(_BEFORE_VALUE.sub(": ", text), Loader=yaml.SafeLoader), path)
+    except yaml.YAMLError:  # Hydra's own message is about the whole of it
+        return
 
 
 def _refuse_two_bounds(key: str, text: str, origin: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from verl_rollout_corr import resolver
 
 Compose = Callable[..., DictConfig]
+
+if importlib.util.find_spec("verl") is not None:
+    # Before any test: the import loads the real hook, which would replace what `hook` registers.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns of every engine that is not installed
+        importlib.import_module("verl.trainer.ppo.ray_trainer")
 
 
 @pytest.fixture(scope="package")

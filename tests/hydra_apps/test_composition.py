@@ -120,8 +120,6 @@ def test_a_resolved_run_is_plain_and_travels(compose_verl: Any, hook: list[objec
 REFUSED_AT_COMPOSE: list[tuple[list[str], str]] = [
     (["+rollout_corr=k3rs"], "Could not find 'rollout_corr/k3rs'"),
     (["rollout_corr=k3_rs"], "use \\+rollout_corr=k3_rs"),
-    (["+rollout_corr=k3_rs", "rollout_corr.rejct.seq_mean_k3.upper=1"], "Could not override"),
-    (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.uper=1"], "Could not override"),
     (["+rollout_corr=k3_rs", "~rollout_corr.reject.seq_mean_k1"], "Could not delete from config"),
     (["+rollout_corr=token_is", "rollout_corr.weights=5"], "Error merging override"),
 ]
@@ -137,6 +135,10 @@ OWN = "algorithm.rollout_correction"
 LOSS = "actor_rollout_ref.actor.policy_loss"
 REFUSED: list[tuple[list[str], str]] = [
     (["+rollout_corr=k3_rs", "+rollout_corr.reject.seq_mean_k3.uper=1"], "reject.seq_mean_k3.uper is 1"),
+    (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.uper=1"], "reject.seq_mean_k3.uper is 1.*mean upper"),
+    (["+rollout_corr=k3_rs", "rollout_corr.rejct.seq_mean_k3.upper=1"], "rollout_corr.rejct is .*mean reject"),
+    (["+rollout_corr=token_is", "rollout_corr.weights.uper=1"], "weights.uper is 1.*mean upper"),
+    (["+rollout_corr=token_is", "rollout_corr.dump.dri=x"], "dump.dri is 'x'.*mean dir"),
     (["+rollout_corr=k3_rs", "+rollout_corr.foo=1"], "rollout_corr.foo is 1"),
     (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.upper=inf"], "upper is inf: a bound is finite"),
     (["+rollout_corr=k3_rs", "rollout_corr.mode=true"], "rollout_corr.mode is true: it is a word"),
