@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from verl_rollout_corr.platform import environment, watchdog
-from verl_rollout_corr.platform.watchdog import Watchdog
+from verl_rollout_corr.platform.watchdog import Finding, Watchdog
+from verl_rollout_corr.platform.work import PATIENCE, SHARE
 
 
 def titled(name: str, code: str) -> str:
@@ -22,11 +25,17 @@ def titled(name: str, code: str) -> str:
     return f"from setproctitle import setproctitle\nsetproctitle({name!r})\n{code}"
 
 
-def test_nothing_is_said_of_processes_that_work(run: Any) -> None:
-    run.start(run.BUSY)
+def test_nothing_is_said_of_processes_that_work(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they work is written here: the clock is the test's own, and theirs would not keep up with it."""
+    run.start(run.IDLE)
+    seconds = 0.0
+    monkeypatch.setattr(psutil.Process, "cpu_times", lambda _: SimpleNamespace(user=seconds, system=0.0))
     dog = Watchdog(run.folder)
-    assert dog.check(0.0) is None
-    assert dog.check(30.0) is None
+    long = int(2 * PATIENCE * watchdog.STALLED_AFTER)
+    for now in range(0, long, 5):
+        assert dog.check(float(now)) is None
+        seconds += 5 * 2 * SHARE
+    assert any(dog.check(float(now)) is not None for now in range(long, 2 * long, 5)), "they have stopped working"
 
 
 def test_nothing_is_said_of_a_process_that_left(run: Any) -> None:
@@ -95,6 +104,56 @@ def test_an_engine_above_its_worker_is_named_first(run: Any) -> None:
     assert finding is not None
     assert finding.text.splitlines()[0].startswith(f"VLLM::EngineCore (pid {engine.pid}) died")
     assert f"gone since: VLLM::Worker (pid {announced.pid})" in finding.text
+
+
+def test_a_process_that_ends_while_its_parent_is_asked_for_has_none(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psutil finds the process, and then does not."""
+    run.start(run.IDLE)
+
+    def ended(process: psutil.Process) -> None:
+        raise psutil.NoSuchProcess(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "parent", ended)
+    dog = Watchdog(run.folder)
+    assert dog.check(0.0) is None
+    assert len(dog.watched) == 1
+
+
+class Surprised(Watchdog):
+    """Fails at its first looks, and finds something at the last one."""
+
+    looks = 0
+
+    def check(self, now: float) -> Finding | None:
+        self.looks += 1
+        if self.looks < 4:
+            raise PermissionError("a process that may not be looked at")
+        return Finding("found", 0.0)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_what_the_watchdog_does_not_expect_is_said_once_and_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], heard: bool
+) -> None:
+    """Also where standard error is closed."""
+    ended: list[Path] = []
+    monkeypatch.setattr(watchdog, "PERIOD", 0.001)
+    monkeypatch.setattr(watchdog, "end_run", ended.append)
+    if not heard:
+        closed = (tmp_path / "closed").open("w")
+        closed.close()
+        monkeypatch.setattr(sys, "stderr", closed)
+    watchdog._watch(Surprised(tmp_path), threading.Event())
+    assert ended == [tmp_path]
+    said = capsys.readouterr().err
+    if heard:
+        assert said.count("the watchdog could not look at the run; it goes on") == 1
+        assert said.count("PermissionError: a process that may not be looked at") == 1
+        assert said.endswith("[cpu platform] found\n[cpu platform] the run is ended because of that\n")
+    else:
+        assert said == ""
 
 
 def test_a_stopped_process_is_named(run: Any) -> None:

@@ -8,6 +8,7 @@ that actor.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,8 +198,8 @@ class Watchdog:
 def _engine_above(member: Member) -> Member | None:
     """The engine of vLLM above one of its workers: it imports nothing of verl, so it cannot announce itself."""
     process = member.process()
-    parent = process.parent() if process is not None else None
     try:
+        parent = process.parent() if process is not None else None
         if parent is None or not _title(parent).startswith("VLLM::"):
             return None
         return Member(parent.pid, parent.create_time(), member.folder, announced=False)
@@ -251,12 +253,24 @@ def end_run(folder: Path) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"[cpu platform] {text}", file=sys.stderr, flush=True)
+    # Where nobody can be told, the run has to end all the same.
+    with contextlib.suppress(OSError, ValueError):
+        print(f"[cpu platform] {text}", file=sys.stderr, flush=True)
 
 
 def _watch(watchdog: Watchdog, over: threading.Event) -> None:
+    reported = False
     while not over.wait(PERIOD):
-        finding = watchdog.check(time.monotonic())
+        try:
+            finding = watchdog.check(time.monotonic())
+        except Exception:  # what it did not expect of one process must not leave the others unwatched
+            if not reported:
+                _say(
+                    "the watchdog could not look at the run; it goes on, but may not see that a process died or hangs "
+                    f"while this lasts. Please report it:\n{traceback.format_exc()}"
+                )
+            reported = True
+            continue
         if finding is None:
             continue
         _say(finding.text)
