@@ -13,7 +13,7 @@ a real copy of pi_old (saved_weights.py).
 from __future__ import annotations
 
 import asyncio
-import pickle
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -54,6 +54,31 @@ class Bucket:
     length: int
     chunks: tuple[TensorMeta, ...]
     last: bool
+
+    def to_json(self) -> str:
+        """What goes through the store. Whoever can connect to it can write there, so it is text that runs nothing."""
+        chunks = [vars(meta) | {"dtype": str(meta.dtype).removeprefix("torch.")} for meta in self.chunks]
+        return json.dumps({"length": self.length, "chunks": chunks, "last": self.last})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Bucket:
+        """Raises HookError if the text is not what `to_json` writes."""
+        try:
+            read = json.loads(text)
+            chunks = tuple(TensorMeta(**_typed(meta)) for meta in read["chunks"])
+            return cls(int(read["length"]), chunks, bool(read["last"]))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise HookError(
+                f"checkpoint engine gloo: found {text[:200]!r} in the sender's store, which describes no bucket "
+                f"({error}): something else writes there, or not every process has this version of the package"
+            ) from error
+
+
+def _typed(meta: dict[str, Any]) -> dict[str, Any]:
+    dtype = getattr(torch, meta["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{meta['dtype']!r} is no dtype")
+    return meta | {"shape": torch.Size(meta["shape"]), "dtype": dtype}
 
 
 def _on_host(weights: Iterable[tuple[str, torch.Tensor]]) -> Generator[tuple[str, torch.Tensor], None, None]:
@@ -184,13 +209,13 @@ class GlooCheckpointEngine(CheckpointEngine):
         payload = torch.zeros(length, dtype=torch.uint8)
         for meta, chunk in chunks:
             payload[meta.offset : meta.offset + meta.chunk_size] = chunk
-        store.set(_key(number), pickle.dumps(Bucket(length, tuple(meta for meta, _ in chunks), last)))
+        store.set(_key(number), Bucket(length, tuple(meta for meta, _ in chunks), last).to_json())
         if length:
             group.broadcast(payload, 0).wait()
 
     def _receive(self, number: int) -> tuple[Bucket, torch.Tensor]:
         store, group = self._members()
-        bucket: Bucket = pickle.loads(store.get(_key(number)))
+        bucket = Bucket.from_json(store.get(_key(number)))
         # A new buffer each time: whoever asked for the weights may keep views of the one before.
         payload = torch.empty(bucket.length, dtype=torch.uint8)
         if bucket.length:
