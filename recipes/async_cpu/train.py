@@ -9,8 +9,6 @@ is not about being asynchronous are those of recipes/tiny_cpu. docs/trainers.md 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
 import subprocess
 import sys
 import time
@@ -23,24 +21,6 @@ PROGRAMS = {
     "one_step_off": "verl.experimental.one_step_off_policy.main_ppo",
     "fully_async": "verl.experimental.fully_async_policy.fully_async_main",
 }
-ENVIRONMENT = {
-    "VERL_PLATFORM": "cpu",
-    "VERL_LOGGING_LEVEL": "WARN",  # conf/async_cpu/separate_async.yaml says why
-    "HYDRA_FULL_ERROR": "1",
-    "RAY_DEDUP_LOGS": "0",
-    "HF_HUB_OFFLINE": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-
-
-def build_assets(folder: Path, seed: int) -> None:
-    """Model, tokenizer and task of recipes/tiny_cpu."""
-    spec = importlib.util.spec_from_file_location("tiny_cpu_assets", TINY_CPU / "assets.py")
-    assert spec is not None and spec.loader is not None
-    assets = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(assets)
-    assets.build(folder, seed)
 
 
 def command(trainer: str, preset: str, run: Path, overrides: list[str]) -> list[str]:
@@ -67,11 +47,16 @@ def main() -> int:
     parser.add_argument("--run", type=Path, default=Path("runs") / time.strftime("%Y%m%d-%H%M%S"))
     options, overrides = parser.parse_known_args()
     run = options.run.resolve()
-    build_assets(run / "assets", seed=0)
+    # Model, task and environment are those of recipes/tiny_cpu, a folder of scripts like this one.
+    sys.path.insert(0, str(TINY_CPU))
+    import assets
+    import run_environment
+
+    assets.build(run / "assets", seed=0)
     words = command(options.trainer, options.preset, run, overrides)
     print(" ".join(words), flush=True)
-    path = os.pathsep.join(filter(None, [str(TINY_CPU), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(words, env={**ENVIRONMENT, **os.environ, "PYTHONPATH": path}).returncode
+    # conf/async_cpu/separate_async.yaml says why it needs a level.
+    return subprocess.run(words, env=run_environment.environment(VERL_LOGGING_LEVEL="WARN")).returncode
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ details.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -17,12 +16,18 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
+import run_environment
 import screen
 from run_log import RunLog
 
 FOLDER = Path(__file__).resolve().parent
 SHOWN_ON_FAILURE = 25
+FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+"""What the run gets for a signal. SIGHUP, of a terminal that is closed, would end it before it can end Ray."""
+TIDYING = 30.0
+"""Seconds in which a run that is ended may end its processes."""
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -80,52 +85,66 @@ def is_synchronous(words: list[str]) -> bool:
 
 
 def environment(words: list[str]) -> dict[str, str]:
-    """The platform fills in the rest."""
-    defaults = {
-        "HYDRA_FULL_ERROR": "1",
-        "PYTHONUNBUFFERED": "1",
-        # Without it Ray shows only one of several lines that differ by their numbers, such as the hook's in each rank.
-        "RAY_DEDUP_LOGS": "0",
-        # Nothing is downloaded or reported: everything a run needs is on this machine.
-        "HF_HUB_OFFLINE": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        # A seed repeats a run to the bit. An asynchronous trainer depends on the clock, and pauses the engine itself.
-        "VERL_CPU_REPEATABLE": "1" if is_synchronous(words) else "0",
-    }
-    path = os.environ.get("PYTHONPATH")
+    """A seed repeats a run to the bit. An asynchronous trainer depends on the clock, and pauses the engine itself."""
+    return run_environment.environment(VERL_CPU_REPEATABLE="1" if is_synchronous(words) else "0")
+
+
+def forward_signals(process: subprocess.Popen[str]) -> dict[signal.Signals, Any]:
+    """Whoever ends this process ends the run; returns what the signals did before. What is ignored (nohup) stays so."""
     return {
-        **defaults,
-        **os.environ,
-        "VERL_PLATFORM": "cpu",
-        "PYTHONPATH": f"{FOLDER}{os.pathsep}{path}" if path else str(FOLDER),
+        number: signal.signal(number, lambda number, _: process.send_signal(FORWARDED[number]))
+        for number in FORWARDED
+        if signal.getsignal(number) is not signal.SIG_IGN
     }
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ends the run if it has not ended. What it says meanwhile is read: it would wait for ever to be able to say it."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.communicate(timeout=TIDYING)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def run(words: list[str], log_file: Path, view: screen.Screen) -> tuple[int, RunLog, list[str]]:
     """Runs the command; returns its exit code, what its log said, and the log's last lines."""
     log = RunLog()
     last: deque[str] = deque(maxlen=SHOWN_ON_FAILURE)
-    with log_file.open("w") as file:
-        process = subprocess.Popen(
-            words, env=environment(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        )
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, _: process.send_signal(number))
-        over = threading.Event()
-        ticker = threading.Thread(target=lambda: [view.waiting() for _ in iter(lambda: over.wait(1.0), True)])
-        ticker.start()
-        assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            file.flush()
-            if not screen.is_noise(line):
-                last.append(line)
-            view.line(line, log)
-        process.stdout.close()
-        code = process.wait()
-        over.set()
-        ticker.join()
+    over = threading.Event()
+    ticker = threading.Thread(target=lambda: [view.waiting() for _ in iter(lambda: over.wait(1.0), True)])
+    popen = subprocess.Popen(
+        words,
+        env=environment(words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        # A terminal sends Ctrl-C to all processes that it started together: the run would get it twice.
+        start_new_session=True,
+    )
+    before: dict[signal.Signals, Any] = {}
+    with popen as process:
+        try:
+            before = forward_signals(process)
+            ticker.start()
+            assert process.stdout is not None
+            with log_file.open("w") as file:
+                for line in process.stdout:
+                    file.write(line)
+                    file.flush()
+                    if not screen.is_noise(line):
+                        last.append(line)
+                    view.line(line, log)
+            code = process.wait()
+        finally:
+            over.set()
+            end(process)
+            for number, action in before.items():
+                signal.signal(number, action)
+    ticker.join()
     return code, log, list(last)
 
 

@@ -13,7 +13,8 @@ from verl_rollout_corr.platform import environment
 @pytest.fixture
 def empty(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """None of the platform's variables is set."""
-    for name in (*environment.DEFAULTS, environment.WATCH_DIR, environment.POLL_SECONDS, environment.STALL_SECONDS):
+    names = (environment.WATCH_DIR, environment.POLL_SECONDS, environment.STALL_SECONDS, environment.REPEATABLE)
+    for name in (*environment.DEFAULTS, *names, environment.WAVE):
         # Set first, so that what fill_in writes is undone.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -61,3 +62,33 @@ def test_other_text_is_refused_with_the_variable(empty: pytest.MonkeyPatch, text
     empty.setenv(environment.STALL_SECONDS, text)
     with pytest.raises(ValueError, match=re.escape(f"VERL_CPU_STALL_SECONDS={text!r}: expected seconds")):
         environment.seconds(environment.STALL_SECONDS, 45.0)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", False), ("0", False), (" 1 ", True)])
+def test_a_switch_is_1_or_0(empty: pytest.MonkeyPatch, text: str, expected: bool) -> None:
+    empty.setenv(environment.REPEATABLE, text)
+    assert environment.is_on(environment.REPEATABLE) is expected
+    empty.delenv(environment.REPEATABLE)
+    assert not environment.is_on(environment.REPEATABLE)
+
+
+@pytest.mark.parametrize("text", ["true", "yes", "2", "01"])
+def test_another_position_of_a_switch_is_refused(empty: pytest.MonkeyPatch, text: str) -> None:
+    empty.setenv(environment.REPEATABLE, text)
+    with pytest.raises(ValueError, match=re.escape(f"VERL_CPU_REPEATABLE={text!r}: expected 1 or 0")):
+        environment.is_on(environment.REPEATABLE)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("", 0), ("0", 0), (" 64 ", 64)])
+def test_a_number_of_things_is_read(empty: pytest.MonkeyPatch, text: str, expected: int) -> None:
+    empty.setenv(environment.WAVE, text)
+    assert environment.count(environment.WAVE) == expected
+    empty.delenv(environment.WAVE)
+    assert environment.count(environment.WAVE) == 0
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "many"])
+def test_what_is_no_number_of_things_is_refused(empty: pytest.MonkeyPatch, text: str) -> None:
+    empty.setenv(environment.WAVE, text)
+    with pytest.raises(ValueError, match=re.escape(f"VERL_CPU_WAVE={text!r}: expected a whole number of 0 or more")):
+        environment.count(environment.WAVE)

@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.platform import environment, repeatable, shims, watchdog
@@ -261,12 +262,15 @@ def test_the_weight_of_a_linear_layer_stays_and_new_weights_take_effect() -> Non
         import torch, verl
         from vllm.model_executor.layers import utils
         layer = torch.nn.Linear(64, 32, bias=False).bfloat16().requires_grad_(False)
-        x = torch.randn(4, 64).bfloat16()
+        drawn = torch.Generator().manual_seed(0)
+        # Small integers: every sum is at most 128, which BF16 holds exactly, in whatever order a kernel adds.
+        x = torch.randint(-1, 2, (4, 64), generator=drawn).bfloat16()
         for _ in range(2):
-            layer.weight.data.copy_(torch.randn(32, 64))
+            layer.weight.data.copy_(torch.randint(-2, 3, (32, 64), generator=drawn))
             utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
-            expected = torch.nn.functional.linear(x, layer.weight)
-            torch.testing.assert_close(layer.cpu_linear(x, layer.weight, None), expected, rtol=2e-2, atol=2e-2)
+            expected = (x.double() @ layer.weight.double().T).bfloat16()
+            assert expected.abs().max() > 10
+            torch.testing.assert_close(layer.cpu_linear(x, layer.weight, None), expected, rtol=0, atol=0)
             print("kept", tuple(layer.weight.shape))
         """
     assert python(code).count("kept (32, 64)") == 2
@@ -292,12 +296,47 @@ def test_workers_get_the_environment_and_the_run_is_watched(monkeypatch: pytest.
     started: list[bool] = []
     monkeypatch.setattr(watchdog, "start", lambda: started.append(True))
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    monkeypatch.delenv(environment.REPEATABLE, raising=False)
     replaced = shims.worker_environment(lambda config=None: {"env_vars": {"NCCL_DEBUG": "WARN", "config": config}})
     runtime_env = replaced("a configuration")
     assert runtime_env["env_vars"]["VERL_PLATFORM"] == "cpu"
     assert runtime_env["env_vars"]["NCCL_DEBUG"] == "WARN"
     assert runtime_env["env_vars"]["config"] == "a configuration"
+    assert environment.WAVE not in runtime_env["env_vars"]
     assert started == [True]
+
+
+def step_of(prompts: int, samples: int, ranks: int, tensor_parallel: int = 1) -> Any:
+    """What says how many requests a step has, and how many servers there are for them."""
+    parallel = {"data_parallel_size": 1, "pipeline_model_parallel_size": 1}
+    rollout = {"n": samples, "tensor_model_parallel_size": tensor_parallel, **parallel}
+    return OmegaConf.create(
+        {
+            "data": {"train_batch_size": prompts},
+            "trainer": {"nnodes": 1, "n_gpus_per_node": ranks},
+            "actor_rollout_ref": {"rollout": rollout},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (step_of(8, 8, 1), "64"),
+        (step_of(8, 8, 2), "32"),
+        (step_of(8, 8, 2, tensor_parallel=2), "64"),
+        (step_of(5, 3, 2), "0"),
+        (step_of(8, 8, 1, tensor_parallel=2), "0"),
+        (None, None),
+    ],
+)
+def test_a_repeatable_run_tells_its_servers_how_many_requests_come(
+    monkeypatch: pytest.MonkeyPatch, config: Any, expected: str | None
+) -> None:
+    monkeypatch.setattr(watchdog, "start", lambda: None)
+    monkeypatch.setenv(environment.REPEATABLE, "1")
+    replaced = shims.worker_environment(lambda config=None: {"env_vars": {}})
+    assert replaced(config)["env_vars"].get(environment.WAVE) == expected
 
 
 @pytest.fixture

@@ -20,15 +20,15 @@ def recipe() -> Iterator[Any]:
     sys.path.insert(0, str(FOLDER))
     import assets
     import reward
+    import run_environment
     import run_log
     import screen
     import seeds
     import train
 
-    yield SimpleNamespace(
-        assets=assets, reward=reward, run_log=run_log, screen=screen, seeds=seeds, train=train, folder=FOLDER
-    )
+    modules = (assets, reward, run_environment, run_log, screen, seeds, train)
+    yield SimpleNamespace(folder=FOLDER, **{module.__name__: module for module in modules})
     sys.path[:] = path
-    for name in ("assets", "reward", "run_log", "screen", "seeds", "train"):
-        if name not in before:
-            del sys.modules[name]
+    for module in modules:
+        if module.__name__ not in before:
+            del sys.modules[module.__name__]

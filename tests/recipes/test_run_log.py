@@ -122,12 +122,16 @@ def test_a_run_of_verl_alone_says_so(recipe: Any) -> None:
 
 def test_the_table_over_seeds(recipe: Any) -> None:
     log = recipe.run_log.read([step(number, 0.1 if number <= 5 else 0.4) for number in range(1, 11)])
-    line, rose = recipe.seeds.row(2, log, "0", "99")
+    ended_well, failed = recipe.seeds.Outcome(0, 99, []), recipe.seeds.Outcome(1, 99, [])
+    line, rose = recipe.seeds.row(2, log, ended_well)
     assert rose
     assert line == "| 2 | 0.100 | 0.400 | 4.0 | 5.1e-05 | 10 | 99 s | 0 |"
-    assert not recipe.seeds.row(2, log, "1", "99")[1], "a run that failed has shown nothing"
+    assert not recipe.seeds.row(2, log, failed)[1], "a run that failed has shown nothing"
     flat = recipe.run_log.read([step(number, 0.1) for number in range(1, 11)])
-    assert not recipe.seeds.row(2, flat, "0", "99")[1]
+    assert not recipe.seeds.row(2, flat, ended_well)[1]
+    nothing = recipe.run_log.read([step(number, 0.0) for number in range(1, 11)])
+    assert "| nan |" in recipe.seeds.row(2, nothing, ended_well)[0]
+    assert recipe.seeds.row(2, recipe.run_log.RunLog(), failed)[0].endswith("| 0 | 99 s | 1 |")
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from omegaconf import OmegaConf
+
+from verl_rollout_corr.platform.repeatable import requests_per_server
 
 TRAIN = Path(__file__).resolve().parents[2] / "recipes" / "tiny_cpu" / "train.py"
 
@@ -72,6 +79,50 @@ def test_a_synchronous_run_repeats(recipe: Any, words: list[str], repeatable: st
     assert recipe.train.environment(words)["VERL_CPU_REPEATABLE"] == repeatable
 
 
+def test_what_the_user_has_set_stays_but_for_the_platform(recipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipes train on a CPU, whatever other runs of this shell do."""
+    for name in ("HF_HUB_OFFLINE", "VERL_LOGGING_LEVEL", "PYTHONPATH", "RAY_DEDUP_LOGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("VERL_PLATFORM", "cuda")
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "1")
+    found = recipe.run_environment.environment(VERL_LOGGING_LEVEL="WARN")
+    assert found["VERL_PLATFORM"] == "cpu"
+    assert (found["RAY_DEDUP_LOGS"], found["HF_HUB_OFFLINE"], found["VERL_LOGGING_LEVEL"]) == ("1", "1", "WARN")
+    assert found["PYTHONPATH"] == str(recipe.folder)
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    monkeypatch.setenv("VERL_LOGGING_LEVEL", "INFO")
+    found = recipe.run_environment.environment(VERL_LOGGING_LEVEL="WARN")
+    assert found["PYTHONPATH"] == f"{recipe.folder}{os.pathsep}/mine"
+    assert found["VERL_LOGGING_LEVEL"] == "INFO"
+
+
+def test_the_asynchronous_recipe_starts_with_the_same_environment(tmp_path: Path) -> None:
+    """verl is replaced by a module that prints what it finds, in front of it on the path."""
+    verl = tmp_path / "verl" / "trainer" / "main_ppo.py"
+    verl.parent.mkdir(parents=True)
+    for folder in (verl.parent, verl.parent.parent):
+        (folder / "__init__.py").touch()
+    verl.write_text(
+        "import os, pathlib, sys\n"
+        "print([os.environ[name] for name in ('VERL_PLATFORM', 'VERL_LOGGING_LEVEL', 'HF_HUB_OFFLINE')])\n"
+        f"print(pathlib.Path({str(tmp_path)!r}, 'run', 'assets', 'model', 'config.json').exists())\n"
+        "import reward, seeded_rollouts_or_nothing\n"
+    )
+    script = TRAIN.parents[1] / "async_cpu" / "train.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "separate_async", "--run", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cuda"},
+    )
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-2:] == ["['cpu', 'WARN', '1']", "True"]
+    # `reward` was found: the recipe's folder is on the path.
+    assert "No module named 'seeded_rollouts_or_nothing'" in done.stderr
+
+
 def test_the_configuration_composes(tmp_path: Path) -> None:
     """verl's own entry point with the recipe's file: interpolations resolve, and what matters is as it says."""
     pytest.importorskip("verl")
@@ -85,6 +136,9 @@ def test_the_configuration_composes(tmp_path: Path) -> None:
         env={**PLATFORM, "VERL_PLATFORM": "cpu"},
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    _, _, composed = done.stdout.partition("actor_rollout_ref:")
+    config = OmegaConf.create("actor_rollout_ref:" + composed)
+    assert requests_per_server(config) == config.actor_rollout_ref.rollout.max_num_seqs == 64
     for text in (
         "max_response_length: 12",
         "strategy: fsdp2",
@@ -134,22 +188,129 @@ def test_errors_of_the_composition_reach_the_user(tmp_path: Path) -> None:
     assert str(tmp_path / "log.txt") in done.stderr
 
 
-def test_an_interrupt_reaches_the_run_and_is_waited_for(tmp_path: Path) -> None:
-    """The runner stays until the run has tidied up."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(TRAIN.parent)!r})\n"
-        "import pathlib, screen, train\n"
-        "child = 'import signal, sys, time\\n'\\\n"
-        "  'signal.signal(signal.SIGTERM, lambda *_: (print(\"tidied\", flush=True), sys.exit(5)))\\n'\\\n"
-        "  'print(\"Started a local Ray instance\", flush=True)\\ntime.sleep(60)'\n"
-        f"log = pathlib.Path({str(tmp_path / 'log.txt')!r})\n"
-        "sys.exit(train.run([sys.executable, '-c', child], log, screen.Screen(1))[0])"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert "Ray runs" in process.stdout.readline()
+RUNNER = f"""
+import sys; sys.path.insert(0, {str(TRAIN.parent)!r})
+import pathlib, screen, signal, train
+# A job in the background of a shell, as these tests may be, inherits that SIGINT is ignored; nohup ignores SIGHUP.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, {{"ignored": signal.SIG_IGN, "heard": signal.SIG_DFL}}[sys.argv[3]])
+sys.exit(train.run([sys.executable, "-c", sys.argv[1]], pathlib.Path(sys.argv[2]), screen.Screen(1))[0])
+"""
+
+CHILD = """
+import os, signal, sys, time
+interrupts = []
+signal.signal(signal.SIGINT, lambda *_: interrupts.append(1))
+def tidy(*_):
+    print(f"tidied after {len(interrupts)} interrupts", flush=True)
+    sys.exit(5)
+signal.signal(signal.SIGTERM, tidy)
+print("Started a local Ray instance", flush=True)
+while not interrupts:
+    time.sleep(0.01)
+time.sleep(1.0)
+tidy()
+"""
+
+
+@contextmanager
+def runner(log: Path, hangup: str = "heard") -> Iterator[subprocess.Popen[str]]:
+    """A run in a session of its own, like one in a terminal, that has started."""
+    words = [sys.executable, "-c", RUNNER, CHILD, str(log), hangup]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "Ray runs" in process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+
+
+def from_terminal(pid: int, number: int) -> None:
+    """A terminal sends Ctrl-C, and that it is closed, to every process of a group; here one after the other, since two
+    signals that come at once are one.
+    """
+    group = os.getpgid(pid)
+    for child in psutil.Process(pid).children(recursive=True):
+        if os.getpgid(child.pid) == group:
+            os.kill(child.pid, number)
     time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    os.kill(pid, number)
+
+
+@pytest.mark.parametrize(
+    ("send", "number", "interrupts"),
+    [
+        (from_terminal, signal.SIGINT, 1),
+        (from_terminal, signal.SIGHUP, 0),
+        (os.kill, signal.SIGINT, 1),
+        (os.kill, signal.SIGTERM, 0),
+    ],
+)
+def test_a_signal_reaches_the_run_once_and_its_end_is_waited_for(
+    tmp_path: Path, send: Callable[[int, int], None], number: signal.Signals, interrupts: int
+) -> None:
+    """The runner stays until the run has tidied up."""
+    with runner(tmp_path / "log.txt") as process:
+        send(process.pid, number)
+        process.communicate(timeout=30)
     assert process.returncode == 5
-    assert (tmp_path / "log.txt").read_text().endswith("tidied\n")
+    assert (tmp_path / "log.txt").read_text().endswith(f"tidied after {interrupts} interrupts\n")
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """Else `nohup` would change nothing."""
+    with runner(tmp_path / "log.txt", hangup="ignored") as process:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)
+        assert "tidied" not in (tmp_path / "log.txt").read_text()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 5
+
+
+def test_a_run_that_cannot_be_shown_is_ended(recipe: Any, tmp_path: Path) -> None:
+    """The disk is full, or nobody reads the screen. The run fills its pipe meanwhile, and is heard until it ends."""
+    code = (
+        "import os, signal, sys\n"
+        "def tidy(*_):\n"
+        "    print('x' * 200000, flush=True)\n"
+        f"    open({str(tmp_path / 'tidied')!r}, 'w').close()\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, tidy)\n"
+        "while True: print('a line', flush=True)\n"
+    )
+
+    class Full(recipe.screen.Screen):
+        def line(self, text: str, log: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), threading.enumerate()
+    with pytest.raises(OSError, match="No space left"):
+        recipe.train.run([sys.executable, "-c", code], tmp_path / "log.txt", Full(None))
+    assert (tmp_path / "tidied").exists()
+    while len(threading.enumerate()) > len(before[2]):
+        time.sleep(0.01)  # the ticker, which looks once a second
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before[:2]
+
+
+def test_a_run_that_does_not_end_is_killed(recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe.train, "TIDYING", 0.3)
+    code = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(os.getpid(), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+
+    class Closed(recipe.screen.Screen):
+        pid = 0
+
+        def line(self, text: str, log: Any) -> None:
+            Closed.pid = int(text)
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        recipe.train.run([sys.executable, "-c", code], tmp_path / "log.txt", Closed(None))
+    with pytest.raises(ProcessLookupError):
+        os.kill(Closed.pid, 0)

@@ -31,6 +31,9 @@ POLL_SECONDS = "VERL_CPU_POLL_SECONDS"
 REPEATABLE = "VERL_CPU_REPEATABLE"
 """1: a synchronous run is the same to the bit each time, with the same seeds and the same number of threads."""
 
+WAVE = "VERL_CPU_WAVE"
+"""How many requests each rollout server gets in a step of a repeatable run; set for the workers by the driver."""
+
 
 def fill_in() -> None:
     """Sets every variable of DEFAULTS that is not set."""
@@ -50,6 +53,14 @@ def is_on(name: str) -> bool:
     if text not in ("", "0", "1"):
         raise ValueError(f"{name}={text!r}: expected 1 or 0")
     return text == "1"
+
+
+def count(name: str) -> int:
+    """The variable as a number of things, 0 where it is not set. Raises ValueError that names it if it is none."""
+    text = os.environ.get(name, "").strip()
+    if text and not text.isdecimal():
+        raise ValueError(f"{name}={text!r}: expected a whole number of 0 or more")
+    return int(text or 0)
 
 
 def seconds(name: str, default: float) -> float:

@@ -6,6 +6,22 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from verl_rollout_corr.platform import environment
+
+
+def requests_per_server(config: Any) -> int:
+    """Requests of a step that each server gets: prompts × samples / servers; 0 where they cannot be shared equally.
+
+    verl's router sends a request to a server with the fewest, so that they share equally while none is answered.
+    """
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    ranks = trainer.nnodes * trainer.n_gpus_per_node
+    servers = ranks // (
+        rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    )
+    requests = config.data.train_batch_size * rollout.n
+    return requests // servers if servers and requests % servers == 0 else 0
+
 
 def batches_in_order(original: Callable[..., Any]) -> Callable[..., Any]:
     """Sorts the rows of V1's batches by sample, with VERL_CPU_REPEATABLE=1.
@@ -54,7 +70,7 @@ def requests_in_waves(original: Callable[..., Any]) -> Callable[..., Any]:
         from verl_rollout_corr.platform import waves
 
         if not hasattr(self, "_verl_cpu_waves"):
-            self._verl_cpu_waves = waves.Waves(self)
+            self._verl_cpu_waves = waves.Waves(self, expected=environment.count(environment.WAVE))
         tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
         key = (tuple(tokens), getattr(params, "seed", None) or 0)
         return await self._verl_cpu_waves.admit(key, lambda: original(self, request_id, prompt, params, *rest, **named))

@@ -18,7 +18,7 @@ from typing import Any
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.platform import environment, on_import
-from verl_rollout_corr.platform.repeatable import batches_in_order, requests_in_waves
+from verl_rollout_corr.platform.repeatable import batches_in_order, requests_in_waves, requests_per_server
 
 _MARK = "__verl_rollout_corr_shim__"
 
@@ -208,6 +208,8 @@ def worker_environment(original: Callable[..., dict[str, Any]]) -> Callable[...,
         watchdog.start()
         runtime_env = original(config)
         runtime_env["env_vars"].update(environment.for_workers())
+        if config is not None and environment.is_on(environment.REPEATABLE):
+            runtime_env["env_vars"][environment.WAVE] = str(requests_per_server(config))
         return runtime_env
 
     return get_ppo_ray_runtime_env

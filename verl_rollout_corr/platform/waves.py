@@ -1,8 +1,13 @@
 """Requests go to vLLM in waves, so that what it computes together, and so its rounding, does not depend on the clock.
 
 BF16 log-probs of a sequence depend on the sequences beside it in a batch, and those on which requests had arrived when
-the scheduler looked. Here requests wait until `max_num_seqs` of them are there, or none has come for `QUIET` seconds;
-they are sorted and handed over while the scheduler is paused; the next wave starts when this one has been answered.
+the scheduler looked. Here requests wait until a wave is complete: until as many are there as the server gets in a step,
+where that number is known, and `max_num_seqs` otherwise. They are sorted and handed over while the scheduler is paused,
+`max_num_seqs` at a time; the next ones follow when these have been answered.
+
+Validation and further turns of a conversation bring numbers that nobody knows, so a wave is complete too when no
+further request has come for a while. That while must not split a wave on a busy machine: it is PATIENCE seconds until
+a wave has been incomplete once, and QUIET seconds from then on.
 """
 
 from __future__ import annotations
@@ -13,7 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 QUIET = 0.25
-"""Seconds without a further request after which a wave is complete."""
+"""Seconds without a further request after which a wave is complete, where any number may come."""
+
+PATIENCE = 10.0
+"""The same where every wave so far was as large as expected: a process may be kept from its core for so long."""
 
 _LOOK = 0.01
 """Seconds between two looks at a wave that is not answered yet."""
@@ -27,12 +35,15 @@ class _Waiting:
 
 
 class Waves:
-    """The requests of one engine (vLLM's AsyncLLM)."""
+    """The requests of one engine (vLLM's AsyncLLM), of which `expected` come in a step; 0 if that is not known."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, *, expected: int = 0) -> None:
         self._engine = engine
         self._size = int(engine.vllm_config.scheduler_config.max_num_seqs)
+        self._complete = expected or self._size
+        self._quiet = PATIENCE if expected else QUIET
         self._waiting: list[_Waiting] = []
+        self._sorted: list[_Waiting] = []
         self._last = 0.0
         self._next: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -50,18 +61,27 @@ class Waves:
         if self._next is not None:
             self._next.cancel()
             self._next = None
-        if not self._waiting or self._task is not None:
+        if not (self._waiting or self._sorted) or self._task is not None:
             return
         loop = asyncio.get_running_loop()
-        wait = 0.0 if len(self._waiting) >= self._size else self._last + QUIET - loop.time()
+        ready = bool(self._sorted) or len(self._waiting) >= self._complete
+        wait = 0.0 if ready else self._last + self._quiet - loop.time()
         if self._engine.output_processor.has_unfinished_requests():
             wait = max(wait, _LOOK)
         if wait > 0:
             self._next = loop.call_later(wait, self._look)
             return
+        if not self._sorted:
+            self._close()
+        now, self._sorted = self._sorted[: self._size], self._sorted[self._size :]
+        self._task = loop.create_task(self._start(now))
+
+    def _close(self) -> None:
+        """Nobody else gets into the wave."""
+        if len(self._waiting) < self._complete:
+            self._quiet = QUIET
         wave = sorted(self._waiting, key=lambda waiting: waiting.key)
-        self._waiting, wave = wave[self._size :], wave[: self._size]
-        self._task = loop.create_task(self._start(wave))
+        self._sorted, self._waiting = wave[: self._complete], wave[self._complete :]
 
     async def _start(self, wave: list[_Waiting]) -> None:
         try:
