@@ -66,10 +66,8 @@ def test_scanning_costs_no_heavy_import() -> None:
     code = (
         "import sys; from hydra.core.plugins import Plugins; Plugins.instance();"
         "names = {'torch', 'verl', 'ray', 'verl_rollout_corr.config', 'yaml.nothing'};"
-        "print(sorted(names & set(sys.modules)), Plugins.instance().stats.modules_import_time["
-        "'hydra_plugins.verl_rollout_corr.search_path'])"
+        "assert 'hydra_plugins.verl_rollout_corr.search_path' in sys.modules;"
+        "print(sorted(names & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules, seconds = done.stdout.rsplit(maxsplit=1)
-    assert modules == "[]"
-    assert float(seconds) < 0.1
+    assert done.stdout == "[]\n"
