@@ -68,6 +68,11 @@ def test_the_warning_points_at_the_caller() -> None:
     assert caught[0].filename == __file__
 
 
+def test_groups_that_cannot_be_compared() -> None:
+    with pytest.raises(InputError, match=r"group_ids cannot be compared .*one text or number per row"):
+        at_the_door(config=parse({"min_group_kept": 1}), group_ids=[{}, {}])
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.float32, torch.bfloat16, torch.float64])
 def test_a_mask_of_any_dtype(dtype: torch.dtype) -> None:
     """Read as bool; `keep` will have the dtype that came."""

@@ -89,6 +89,14 @@ def test_bounds_are_inclusive_in_the_precision_of_the_inputs(bound: float) -> No
         assert not_above(tokens.log_ratio, math.log(bound), tokens.precision).all()
 
 
+@pytest.mark.parametrize("bound", [1e39, 1e300])
+def test_infinity_is_above_a_bound_that_float32_cannot_hold(bound: float) -> None:
+    """The format would round both to infinity."""
+    values = torch.tensor([torch.inf, 3e38, -torch.inf], dtype=torch.float64)
+    assert not_above(values, bound, torch.float32).tolist() == [False, True, True]
+    assert not_below(values, bound, torch.float32).tolist() == [True, False, False]
+
+
 def test_a_bound_of_float64_is_exact_for_float64() -> None:
     """One part in 1e12 beyond the bound is beyond it."""
     values = torch.tensor([2.0, 2.0 * (1 + 1e-12), 2.0 * (1 - 1e-12)], dtype=torch.float64)

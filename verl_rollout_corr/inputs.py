@@ -68,7 +68,7 @@ def prepare(
     train_log_probs, rollout_log_probs, response_mask = named.values()
     layout = layout_of(response_mask)
     _check_shapes(named)
-    _warn_half(train_log_probs, rollout_log_probs)
+    warn_half(train_log_probs, rollout_log_probs, stacklevel=4)
     mask = _bool_mask(to_padded(response_mask))
     train, rollout = to_padded(train_log_probs), to_padded(rollout_log_probs)
     _check_log_prob_dtype(train, "train_log_probs")
@@ -130,7 +130,8 @@ def _check_shapes(named: dict[str, Tensor]) -> None:
         )
 
 
-def _warn_half(*tensors: Tensor) -> None:
+def warn_half(*tensors: Tensor, stacklevel: int = 3) -> None:
+    """Warns, once per process, if log-probs came in half precision."""
     global _warned_half
     half = [tensor.dtype for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]
     if half and not _warned_half:
@@ -138,7 +139,7 @@ def _warn_half(*tensors: Tensor) -> None:
         warnings.warn(
             f"log-probs came as {half[0]}: they are widened before they are subtracted, but what the format has "
             "rounded away is gone (bfloat16 cannot tell -1 from -1.003). Return them in float32",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 
@@ -250,7 +251,10 @@ def _groups(group_ids: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor |
         raise InputError(
             f"group_ids has rows of several entries, as {entries[0]}; pass one entry per row, ({mask.shape[0]},)"
         )
-    numbers = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
+    try:
+        numbers = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
+    except TypeError as error:
+        raise InputError(f"group_ids cannot be compared ({error}); pass one text or number per row") from error
     return torch.tensor([numbers[entry] for entry in entries], dtype=torch.int64, device=mask.device)
 
 

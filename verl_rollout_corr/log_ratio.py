@@ -56,14 +56,17 @@ def not_below(values: Tensor, lower: float | None, precision: torch.dtype) -> Te
     """
     if lower is None:
         return torch.ones_like(values, dtype=torch.bool)
-    return values.to(precision) >= lower  # torch rounds the number to the tensor's format
+    narrow = values.to(precision)
+    # torch rounds the bound to the tensor's format too, in which what is too large for it would equal infinity.
+    return torch.where(narrow.isfinite(), narrow >= lower, values >= lower)
 
 
 def not_above(values: Tensor, upper: float | None, precision: torch.dtype) -> Tensor:
     """Where values <= upper, compared in `precision`; everywhere if `upper` is None."""
     if upper is None:
         return torch.ones_like(values, dtype=torch.bool)
-    return values.to(precision) <= upper
+    narrow = values.to(precision)
+    return torch.where(narrow.isfinite(), narrow <= upper, values <= upper)
 
 
 def ratio(exponent: Tensor) -> Tensor:

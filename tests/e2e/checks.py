@@ -73,7 +73,7 @@ def partly_rejected(step: Step) -> None:
 
 
 def tracker(step: Step, want: Decided, logged: Mapping[str, float], *, lag: int = 0) -> None:
-    """Every rollout_corr/* value of the tracker is the oracle's where the contract names it, and finalize's
+    """Every rollout_corr/* value of the tracker is the oracle's where it has one, and finalize's
     elsewhere.
     """
     ours = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}

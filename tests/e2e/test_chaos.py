@@ -1,4 +1,4 @@
-"""Something breaks in the middle of a run: it stops with the cause, or goes on as the contract says. Nothing is
+"""Something breaks in the middle of a run: it stops with the cause, or goes on as `invalid` says. Nothing is
 silently uncorrected.
 """
 

@@ -1,5 +1,4 @@
-"""One optimiser step after another in a single process: a plain model, row by row, float64, and the formulas of the
-contract.
+"""One optimiser step after another in a single process: a plain model, row by row, in float64.
 
 Imports nothing of the package and nothing of verl.
 """

@@ -166,11 +166,14 @@ def test_nothing_kept(estimator: str) -> None:
     assert not run(batch([1.0, 0.0, 9.0], [0, 1, 2]), estimator, KEPT).any()
 
 
-def test_a_row_without_a_response_was_not_rejected() -> None:
-    """It votes with its score of 0, as it does without us."""
-    data = batch([6.0, 0.0, 3.0], [], lengths=[3, 0, 3])
-    found = run(data, "grpo", KEPT, norm_adv_by_std_in_grpo=False)
-    assert found[:, 0].tolist() == [3.0, 0.0, 0.0]
+def test_a_row_without_a_response_does_not_vote() -> None:
+    """No token of it is kept, so its score of 0 is in no mean; with `baseline: all` it is, as it is without us."""
+    found = run(batch([6.0, 0.0, 3.0], [], lengths=[3, 0, 3]), "grpo", KEPT, norm_adv_by_std_in_grpo=False)
+    assert found[:, 0].tolist() == [1.5, 0.0, -1.5]
+    alone = run(batch([6.0, 0.0, 3.0], [2], lengths=[3, 0, 3]), "grpo", KEPT, norm_adv_by_std_in_grpo=False)
+    assert not alone.any()
+    whole = run(batch([6.0, 0.0, 3.0], [], lengths=[3, 0, 3]), "grpo", ALL, norm_adv_by_std_in_grpo=False)
+    assert whole[:, 0].tolist() == [3.0, 0.0, 0.0]
 
 
 def test_a_row_that_lost_some_tokens_votes() -> None:

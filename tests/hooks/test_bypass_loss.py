@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooks import direct
 from hooks.rows import Row
-from verl_rollout_corr import correct, losses
+from verl_rollout_corr import correct, inputs, losses
 from verl_rollout_corr.hooks.transport import APPLIED_KEY
 
 PROMPT = torch.tensor([3, 4])
@@ -60,6 +60,15 @@ def test_reinforce(monkeypatch: pytest.MonkeyPatch, weights: dict[str, Any], exp
     """-w A: the weight is not differentiated, and tool tokens have none."""
     found = gradients(monkeypatch, {"loss": "reinforce", "weights": weights})
     expect(found, *([-weight * a for weight in row] for row, a in zip(expected, (1.0, -2.0, 3.0), strict=True)))
+
+
+def test_half_precision_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the loss: the trainer sees no log-probs of its own in bypass mode."""
+    monkeypatch.setattr(inputs, "_warned_half", False)
+    config = direct.configuration({"mode": "bypass"}, monkeypatch)
+    rows = [one.having(old_log_probs=one.columns["old_log_probs"].bfloat16()) for one in ROWS]
+    with pytest.warns(UserWarning, match=r"log-probs came as torch\.bfloat16"):
+        direct.call(config, rows, log_probs=CURRENT)
 
 
 def test_reinforce_with_rejection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,8 +64,7 @@ def kept_rows(batch: DataProto, spec: RolloutCorrConfig) -> torch.Tensor:
         spec,
         group_ids=batch.non_tensor_batch["uid"],
     )
-    # A row without a response token was not rejected: it votes as it would without us.
-    return result.keep.bool().any(dim=1) | ~columns["response_mask"].bool().any(dim=1)
+    return result.keep.bool().any(dim=1)
 
 
 def wrap_verl_correction(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -105,7 +105,7 @@ def bypass_policy_loss(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The loss of bypass mode (contract section 7), on a batch whose rejected tokens the ppo_loss seam has already
+    """The loss of bypass mode (docs/architecture.md), on a batch whose rejected tokens the ppo_loss seam has already
     neutralised.
 
     ppo_clip: PPO-clip on pi_theta / mu, dual-clipped as verl's own loss is. reinforce: -sg(w) A log pi_theta.

@@ -27,13 +27,14 @@ from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.first_invalid import ROW, FirstInvalid
 from verl_rollout_corr.hooks.policy_loss import clip_bounds
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, Carried
+from verl_rollout_corr.inputs import warn_half
 from verl_rollout_corr.losses import clipped
 
 KEEP = "rollout_corr_keep"
 """The column of the trainer's decision, in decoupled mode."""
 
 STALENESS = "rollout_corr_staleness"
-"""The column of how many updates old the weights were that sampled the row."""
+"""The column of how many published versions old the weights were that sampled the row."""
 
 _KEPT_TOKENS = "rollout_corr_kept_tokens"
 _KEPT_SEQUENCES = "rollout_corr_kept_sequences"
@@ -207,6 +208,7 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         sums = silenced = first_invalid = None
         if spec.mode is Mode.BYPASS:
             train = places.read(model_output["log_probs"].detach())
+            warn_half(train, columns["old_log_probs"])
             decision = decide(
                 train,
                 columns["old_log_probs"],
