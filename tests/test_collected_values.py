@@ -13,7 +13,7 @@ from verl_rollout_corr import Sums, correct, finalize
 from verl_rollout_corr.collection import POSITION_BINS, PROBABILITY_BINS, STALENESS_BINS
 from verl_rollout_corr.config import parse
 from verl_rollout_corr.grammar import CRITERION_NAMES, LEVELS, STATS, Scope, criterion_words
-from verl_rollout_corr.metrics import METRICS, PREFIX
+from verl_rollout_corr.metric_table import METRICS, PREFIX
 
 # pi and mu of two sequences, of three and one tokens, beside an empty row and padding: r = 1.25, .5, 1 and .5.
 PI = [[0.5, 0.2, 0.9], [0.3]]

@@ -13,7 +13,8 @@ from verl_rollout_corr import correct, finalize
 from verl_rollout_corr.collection import POSITION_BINS, PROBABILITY_BINS, STALENESS_BINS
 from verl_rollout_corr.config import parse
 from verl_rollout_corr.grammar import CRITERION_NAMES, LEVELS, STATS, Scope, criterion_words
-from verl_rollout_corr.metrics import METRICS, PREFIX, staleness_share
+from verl_rollout_corr.metric_table import METRICS, PREFIX
+from verl_rollout_corr.metrics import staleness_share
 from verl_rollout_corr.sums import Sums
 
 BINS = {

@@ -10,7 +10,8 @@ from pages.markdown import code, page, sentences, table
 from verl_rollout_corr import metrics
 from verl_rollout_corr.collection import POSITION_BINS, PROBABILITY_BINS, STALENESS_BINS
 from verl_rollout_corr.config import parse
-from verl_rollout_corr.metrics import METRICS, PREFIX, MetricInfo, finalize
+from verl_rollout_corr.metric_table import METRICS, PREFIX, MetricInfo
+from verl_rollout_corr.metrics import finalize
 from verl_rollout_corr.sums import Sums
 
 _CRITERION = "seq_mean_k3"
@@ -49,7 +50,7 @@ def render() -> str:
         )
     return page(
         "Metrics",
-        "metrics.METRICS",
+        "metric_table.METRICS",
         _INTRODUCTION,
         *parts,
         f"`staleness_share`: {sentences(inspect.getdoc(metrics.staleness_share) or '')}",

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from omegaconf import open_dict
 
-from verl_rollout_corr import metrics as metric_table
 from verl_rollout_corr.correction import Correction, correct
 from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogProbsError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
@@ -24,7 +23,8 @@ from verl_rollout_corr.hooks.policy_loss import HOOKED_TRAINER
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, gather
 from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.inputs import check_valid
-from verl_rollout_corr.metrics import PREFIX
+from verl_rollout_corr.metric_table import PREFIX
+from verl_rollout_corr.metrics import finalize, staleness_share
 from verl_rollout_corr.sums import Sums
 
 
@@ -49,13 +49,13 @@ class UpdateStatistics:
 
     def metrics(self, floor: Sums) -> dict[str, float]:
         """The values of these updates; `floor` holds the run's rows of lag 0 so far."""
-        values = metric_table.finalize(self.sums)
+        values = finalize(self.sums)
         tokens = self.applied.tokens
         values[PREFIX + "applied_kept_fraction"] = self.applied.kept / tokens if tokens else 0.0
         kept = self.applied.kept
         values[PREFIX + "applied_clipped_fraction"] = self.applied.clipped / kept if kept else 0.0
         values[PREFIX + "applied_weight"] = self.applied.weight_sum / tokens if tokens else 0.0
-        values[PREFIX + "staleness_share"] = metric_table.staleness_share(self.sums, floor)
+        values[PREFIX + "staleness_share"] = staleness_share(self.sums, floor)
         return values
 
 

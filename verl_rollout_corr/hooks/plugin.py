@@ -31,11 +31,11 @@ def _apply_to_separate_trainers(module: ModuleType) -> None:
     it. And Ray copies every inherited method into a class when it makes it an actor, which fully_async does when it is
     imported: what is replaced in a base later, when the preset is resolved, has no effect on the copy.
     """
-    from verl_rollout_corr.hooks import compat
+    from verl_rollout_corr.hooks import compat, seams
 
     try:
         check_version()
-        for name in compat.SEPARATE_TRAINER_MODULES:
+        for name in seams.SEPARATE_TRAINER_MODULES:
             compat.apply_module(name)
     except RolloutCorrError as error:
         # Without a preset another verl is none of our business; with one the actor refuses a batch that was not
