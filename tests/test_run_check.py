@@ -76,6 +76,17 @@ def test_gspo_is_allowed_where_whole_sequences_are_rejected_or_kept_tokens_count
         assert policy_loss_objection("gspo", config) is None
 
 
+def test_what_only_looks_like_a_reason_to_refuse() -> None:
+    heads_alone = {"mtp": {"enable": True, "enable_train": True, "detach_encoder": True}}
+    unused = {"mtp": {"enable": False, "enable_train": True, "detach_encoder": False}}
+    for model in (heads_alone, unused):
+        check_run(DECOUPLED, run(actor_rollout_ref__model=model))
+    check_run(DECOUPLED, run(algorithm__use_kl_in_reward=True))
+    check_run(parse({"invalid": "reject"}), run(algorithm__use_kl_in_reward=False, algorithm__adv_estimator="grpo"))
+    other_engine = {"name": "sglang", "logprobs_mode": None, "temperature": 0.6, "calculate_log_probs": True}
+    check_run(DECOUPLED, run(actor_rollout_ref__rollout=other_engine))
+
+
 @pytest.mark.parametrize("temperature", [1, 1.0])
 def test_raw_log_probs_are_those_of_the_sampling_distribution_at_temperature_1(temperature: float) -> None:
     settings = {"logprobs_mode": "raw_logprobs", "temperature": temperature}
@@ -110,6 +121,43 @@ REFUSED: list[tuple[str, Any, dict[str, Any], tuple[str, ...]]] = [
             actor_rollout_ref__rollout__temperature=0.6,
         ),
         ("logprobs_mode is 'raw_logprobs'", "temperature 0.6", "processed_logprobs"),
+    ),
+    (
+        "vLLM's own default of the log-probs",
+        DECOUPLED,
+        run(
+            actor_rollout_ref__rollout__name="vllm",
+            actor_rollout_ref__rollout__logprobs_mode=None,
+            actor_rollout_ref__rollout__temperature=0.6,
+        ),
+        ("rollout.logprobs_mode is null", "temperature 0.6", "processed_logprobs"),
+    ),
+    (
+        "log-probs by an argument of the engine",
+        DECOUPLED,
+        run(
+            actor_rollout_ref__rollout__logprobs_mode="processed_logprobs",
+            actor_rollout_ref__rollout__engine_kwargs={"vllm": {"logprobs_mode": "raw_logits"}},
+        ),
+        ("engine_kwargs.vllm.logprobs_mode is 'raw_logits'", "logits are no log-probs"),
+    ),
+    (
+        "a loss beside the policy's",
+        DECOUPLED,
+        run(actor_rollout_ref__model={"mtp": {"enable": True, "enable_train": True, "detach_encoder": False}}),
+        ("model.mtp.enable_train is true", "detach_encoder=true"),
+    ),
+    (
+        "invalid log-probs in the reward",
+        parse({"invalid": "reject"}),
+        run(algorithm__use_kl_in_reward=True),
+        ("algorithm.use_kl_in_reward is true", "rollout_corr.invalid is 'reject'", "rollout_corr.invalid=error"),
+    ),
+    (
+        "invalid log-probs in the baseline",
+        parse({"invalid": "reject"}),
+        run(algorithm__adv_estimator="optimal_token_baseline"),
+        ("adv_estimator is 'optimal_token_baseline'", "rollout_corr.invalid=error"),
     ),
     ("no rollout at all", DECOUPLED, {}, ("calculate_log_probs is not set",)),
     (

@@ -21,6 +21,10 @@ from verl_rollout_corr.errors import ConfigError, HookError, RolloutCorrError
 from verl_rollout_corr.versions import check_version
 
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+_WITHOUT_POLICY_LOSS = tuple(
+    f"verl.trainer.{name}" for name in ("sft_trainer", "sft_trainer_ray", "main_generation_server", "main_eval")
+)
+_LOSS_MODE_OF_PRESETS = "${rollout_corr:loss_mode}"
 
 
 class RunStart(Callback):
@@ -46,6 +50,8 @@ def _or_exit(check: Callable[[], None]) -> None:
         check()
     except RolloutCorrError as error:
         sys.exit("rollout_corr: " + str(error).removeprefix("rollout_corr: "))
+    except Exception as error:
+        sys.exit(f"rollout_corr: the run cannot be checked, so that it is not started. {type(error).__name__}: {error}")
 
 
 def check_start(config: DictConfig) -> None:
@@ -55,12 +61,17 @@ def check_start(config: DictConfig) -> None:
         ConfigError: if the run cannot be corrected as asked.
         HookError: if the hook did not load in this process.
     """
+    _check_program()
     hydra = config.hydra
     documents = written.read_documents(GlobalHydra.instance().config_loader(), hydra)
     written.check_overrides(hydra.overrides.task)
     written.check_documents(documents)
     written.check_criteria(documents, hydra.overrides.task)
+    written.check_base(documents)
+    resolver.is_switched_on(config)
     written.check_overwritten(documents, config, hydra.overrides.task)
+    for key, earlier, later in written.overridden_presets(documents):
+        print(f"[rollout_corr] warning: {key} of {earlier} gives way to that of {later}, which comes later in the list")
     with open_dict(config.rollout_corr):
         config.rollout_corr.presets = written.preset_names(documents)
         # What runs print and track is then the whole configuration, and not what the presets left to its defaults.
@@ -69,6 +80,16 @@ def check_start(config: DictConfig) -> None:
     _check_hook()
     if resolver.is_registered():
         resolver.checked(config)
+
+
+def _check_program() -> None:
+    """Refuse the programs of verl that compose a preset and have no policy loss to put it into."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = getattr(spec, "name", None)
+    if name in _WITHOUT_POLICY_LOSS:
+        raise ConfigError(
+            f"{name} trains no policy by its rewards, so that a preset has no effect. Leave +rollout_corr out."
+        )
 
 
 def _check_hook() -> None:
@@ -85,10 +106,11 @@ def _check_hook() -> None:
 def _check_loss_mode_below(documents: Sequence[written.Document], config: DictConfig) -> None:
     """Refuse a `loss_mode` of the user's own YAML that a preset, merged after it, would silently put aside."""
     node = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss, resolve=False)
-    if not isinstance(node, dict) or node.get("loss_mode") != "${rollout_corr:loss_mode}":
+    if not isinstance(node, dict) or node.get("loss_mode") != _LOSS_MODE_OF_PRESETS:
         return
     for document, key, text in written.below_presets(documents):
-        if key.endswith("policy_loss.loss_mode") and not key.startswith("distillation") and text != "vanilla":
+        ours = text in ("vanilla", _LOSS_MODE_OF_PRESETS)
+        if key.endswith("policy_loss.loss_mode") and not key.startswith("distillation") and not ours:
             raise ConfigError(
                 f"{_LOSS_MODE} is '{text}' in {document}.yaml, and a preset sets it after that. "
                 f"In decoupled mode write {_LOSS_MODE}={text} on the command line; in bypass mode remove it there."

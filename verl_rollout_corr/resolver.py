@@ -31,6 +31,9 @@ _ANSWERS: dict[str, Callable[[RolloutCorrConfig], Any]] = {
     "loss_mode": lambda config: BYPASS_LOSS_MODE if config.mode is Mode.BYPASS else DECOUPLED_LOSS_MODE,
     "bypass": lambda config: config.mode is Mode.BYPASS,
 }
+_SWITCHES = ("algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss")
+"""The nodes of verl in which a preset writes `rollout_corr`: for the trainers, and for the actors."""
+
 _checking: ContextVar[bool] = ContextVar("rollout_corr_checking", default=False)
 _on_resolve: Callable[[RolloutCorrConfig], None] | None = None
 
@@ -64,6 +67,38 @@ def checked(root: DictConfig) -> RolloutCorrConfig:
         finally:
             _checking.reset(token)
     return config
+
+
+def is_switched_on(root: Any) -> bool:
+    """Whether verl's composed configuration hands `rollout_corr` to the trainers and to the actors, as presets do.
+
+    Raises ConfigError if it does to one of them only, or hands on what an earlier resolution left of it.
+    """
+    nodes = {path: _node_at(root, path) for path in _SWITCHES}
+    # `in` alone would resolve what it finds.
+    absent = [path for path, node in nodes.items() if node is None or NAME not in node.keys()]  # noqa: SIM118
+    if len(absent) == len(nodes):
+        return False
+    if absent:
+        raise ConfigError(
+            f"{absent[0]}.{NAME} is not there, where every preset writes it: only a part of the run would be "
+            f"corrected. Leave {absent[0]} as it is, without ~."
+        )
+    for path, node in nodes.items():
+        if isinstance(node, DictConfig) and not OmegaConf.is_interpolation(node, NAME):
+            raise ConfigError(
+                f"{path}.{NAME} is a value, where presets write ${{{NAME}:spec}}: this configuration was resolved "
+                f"before the run, and {NAME} has no effect in it any more. Start from one that is not (--cfg job "
+                f"without --resolve, or a run's .hydra/config.yaml), or from +{NAME}=<preset>."
+            )
+    return True
+
+
+def _node_at(root: Any, path: str) -> Any:
+    node = root
+    for key in path.split("."):
+        node = node.get(key, None) if node is not None else None
+    return node
 
 
 def parse_node(root: DictConfig) -> RolloutCorrConfig:

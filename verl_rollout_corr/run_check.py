@@ -51,6 +51,8 @@ def check_run(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
     _check_worker(run)
     _check_policy_loss(config, run)
     _check_distillation(run)
+    _check_multi_token_prediction(run)
+    _check_invalid(config, run)
     _check_trainer(run)
 
 
@@ -65,25 +67,30 @@ def _check_log_probs(run: Mapping[str, Any]) -> None:
     found = _at(run, key)
     if found is not True:
         raise ConfigError(
-            f"{key} is {_shown(found)}: the rollout engine would return no log-probs, and there would be nothing to "
-            f"correct with. Write {key}=true, or leave it out: the presets set it."
+            f"{key} is {_shown(found)}: unless it is true the rollout engine returns no log-probs, and there would be "
+            f"nothing to correct with. Write {key}=true, or leave it out: the presets set it."
         )
 
 
 def _check_sampling_log_probs(run: Mapping[str, Any]) -> None:
     """Mu is the distribution that was sampled from."""
     rollout = "actor_rollout_ref.rollout"
-    mode, temperature = _at(run, f"{rollout}.logprobs_mode"), _at(run, f"{rollout}.temperature")
+    # Arguments of the engine's own go over verl's, and vLLM takes an absent mode for raw_logprobs.
+    keys = (f"{rollout}.engine_kwargs.vllm.logprobs_mode", f"{rollout}.logprobs_mode")
+    key = next((key for key in keys if _at(run, key) not in (_ABSENT, None)), keys[1])
+    found = _at(run, key)
+    mode = "raw_logprobs" if found is None and _at(run, f"{rollout}.name") == "vllm" else found
+    temperature = _at(run, f"{rollout}.temperature")
     if isinstance(mode, str) and mode.endswith("_logits"):
         raise ConfigError(
-            f"{rollout}.logprobs_mode is {_shown(mode)}: logits are no log-probs. "
-            f"Write {rollout}.logprobs_mode=processed_logprobs, or leave it out."
+            f"{key} is {_shown(found)}: logits are no log-probs. "
+            f"Write {rollout}.logprobs_mode=processed_logprobs, or leave {key} out."
         )
     if mode == "raw_logprobs" and temperature not in (_ABSENT, 1, 1.0):
         raise ConfigError(
-            f"{rollout}.logprobs_mode is {_shown(mode)} and {rollout}.temperature {_shown(temperature)}: the engine "
-            "would report log-probs before the temperature, which the trainer applies. "
-            f"Write {rollout}.logprobs_mode=processed_logprobs, or leave it out."
+            f"{key} is {_shown(found)} and {rollout}.temperature {_shown(temperature)}: the engine would report "
+            "log-probs before the temperature, which the trainer applies. "
+            f"Write {rollout}.logprobs_mode=processed_logprobs, or leave {key} out."
         )
 
 
@@ -146,6 +153,32 @@ def _check_distillation(run: Mapping[str, Any]) -> None:
             f"{key} is {_shown(found)}: the distillation loss takes neither these weights nor this mask. "
             f"Write {key}=false, or leave +rollout_corr out."
         )
+
+
+def _check_multi_token_prediction(run: Mapping[str, Any]) -> None:
+    key = "actor_rollout_ref.model.mtp"
+    enabled, trains, detached = (_at(run, f"{key}.{name}") for name in ("enable", "enable_train", "detach_encoder"))
+    if enabled is True and trains is True and detached is not True:
+        raise ConfigError(
+            f"{key}.enable_train is true: verl adds that loss outside the policy's, so that rejected tokens would "
+            f"train the policy through it. Write {key}.detach_encoder=true, {key}.enable_train=false, or leave "
+            "+rollout_corr out."
+        )
+
+
+def _check_invalid(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
+    """A log-prob that is no number must not reach what other rows are trained on."""
+    if config.invalid is not Invalid.REJECT:
+        return
+    reward, estimator = "algorithm.use_kl_in_reward", "algorithm.adv_estimator"
+    for key, readers in ((reward, (True,)), (estimator, ("optimal_token_baseline", "tir_optimal_token_baseline"))):
+        found = _at(run, key)
+        if found in readers:
+            raise ConfigError(
+                f"{key} is {_shown(found)}, and rollout_corr.invalid is 'reject': it reads the log-probs before "
+                "anything is rejected, so that one that is no number would reach the advantages of its whole group. "
+                f"Write rollout_corr.invalid=error, or another {key}."
+            )
 
 
 def _check_trainer(run: Mapping[str, Any]) -> None:

@@ -26,19 +26,28 @@ BASE = "rollout_corr_base"
 """The document that every preset brings: what it says of verl's own keys switches the correction on."""
 
 _OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
+_GROUP = "rollout_corr/"
 _REJECT = "rollout_corr.reject"
 _DELETED = object()
 _SWEPT = re.compile(r"[,()\s]+")
 _PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _BEFORE_VALUE = re.compile(r":(?=\S)")
+_BOUNDS = ("lower", "upper")
+_IN_ANOTHER_BASE = re.compile(r"[+-]?(0[0-9]+|0[xob][0-9a-fA-F]+|[0-9]+(:[0-9]+)+(\.[0-9]*)?)")
 
 
 @dataclass(frozen=True)
 class Document:
-    """One YAML document of a run, as Hydra names it (`rollout_corr/k3_rs`): dotted key and text of every scalar."""
+    """One YAML document of a run, as Hydra names it (`rollout_corr/k3_rs`): dotted key and text of every scalar.
+
+    `package` is where Hydra put it; empty for the root, where presets belong. `parent` is the document whose defaults
+    name it.
+    """
 
     name: str
     scalars: tuple[tuple[str, str], ...]
+    package: str = ""
+    parent: str = ""
 
 
 def check_overrides(overrides: Iterable[str]) -> None:
@@ -48,6 +57,11 @@ def check_overrides(overrides: Iterable[str]) -> None:
         if match is None:
             continue
         key, value = match["key"], match["value"].strip()
+        if re.fullmatch(r"\{\s*\}", value):
+            raise ConfigError(
+                f"{key} is {value} on the command line: Hydra merges it into what is there, so that it takes nothing "
+                f"away. Write ~{key}{'.<criterion>' if key == _REJECT else ''} to delete."
+            )
         pairs = [(key, text) for text in _SWEPT.split(value)]
         if value.startswith("{"):
             pairs = list(_in_braces(value, key))
@@ -98,14 +112,31 @@ def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, .
     # The overrides of `hydra` itself are kept apart, and `hydra.searchpath` says where presets of one's own are.
     overrides = [*hydra.overrides.hydra, *hydra.overrides.task]
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
-    names = dict.fromkeys(default.config_path for default in defaults if default.config_path)
+    # Hydra takes `k3_rs.yaml` for `k3_rs`.
+    found = {default.config_path.removesuffix(".yaml"): default for default in defaults if default.config_path}
     sources = list(hydra.runtime.config_sources)
-    return tuple(Document(name, tuple(_scalars(name, _text(sources, name)))) for name in names)
+    return tuple(
+        Document(
+            name,
+            tuple(_scalars(name, _text(sources, name))),
+            package=default.package or "",
+            parent=(default.parent or "").removesuffix(".yaml"),
+        )
+        for name, default in found.items()
+    )
 
 
 def check_base(documents: Iterable[Document]) -> None:
-    """Raise ConfigError if no preset among the documents brings what hands the configuration to verl."""
+    """Raise ConfigError if no preset among the documents brings what hands the configuration to verl, or a preset is
+    put where nothing reads it.
+    """
     documents = list(documents)
+    for document in documents:
+        if document.package and (document.name == BASE or document.name in _preset_documents(documents)):
+            raise ConfigError(
+                f"{document.name}@{document.package} puts the preset's values below {document.package}, where nothing "
+                f"reads them. Leave @{document.package} out."
+            )
     if any(document.name == BASE for document in documents):
         return
     names = ", ".join(preset_names(documents)) or "none"
@@ -132,6 +163,26 @@ def check_overwritten(documents: Iterable[Document], config: DictConfig, overrid
                 f"into the defaults of {document}.yaml, before _self_ (- rollout_corr: <preset>), or {key}={text} on "
                 "the command line."
             )
+
+
+def overridden_presets(documents: Iterable[Document]) -> Iterator[tuple[str, str, str]]:
+    """Key and both presets, for every key that a preset of a list sets to another value than one before it.
+
+    A preset that has another in its own defaults means to change it.
+    """
+    presets = {document.name: document for document in documents if document.name.startswith(_GROUP)}
+
+    def extends(name: str, other: str) -> bool:
+        parent = presets[other].parent
+        return parent == name or (parent in presets and extends(name, parent))
+
+    written: dict[str, tuple[str, str]] = {}
+    for name, document in presets.items():
+        for key, text in document.scalars:
+            earlier, value = written.get(key, (name, text))
+            if value != text and not extends(name, earlier):
+                yield key, earlier.removeprefix(_GROUP), name.removeprefix(_GROUP)
+            written[key] = (name, text)
 
 
 def below_presets(documents: Iterable[Document]) -> Iterator[tuple[str, str, str]]:
@@ -162,8 +213,11 @@ def _read(text: str) -> object:
 
 def preset_names(documents: Iterable[Document]) -> list[str]:
     """The presets among the documents of a run."""
-    group = "rollout_corr/"
-    return [document.name.removeprefix(group) for document in documents if document.name.startswith(group)]
+    return [name.removeprefix(_GROUP) for name in _preset_documents(documents)]
+
+
+def _preset_documents(documents: Iterable[Document]) -> list[str]:
+    return [document.name for document in documents if document.name.startswith(_GROUP)]
 
 
 def _in_braces(text: str, path: str) -> Iterator[tuple[str, str]]:
@@ -176,9 +230,13 @@ def _in_braces(text: str, path: str) -> Iterator[tuple[str, str]]:
 
 def _refuse_two_bounds(key: str, text: str, origin: str) -> None:
     parent, _, last = key.rpartition(".")
-    pair = two_bounds(text) if last in ("lower", "upper") else None
+    pair = two_bounds(text) if last in _BOUNDS else None
     if pair is not None:
         raise ConfigError(f"{key} is {text} {origin}: {two_bounds_instead(parent, pair)}")
+    if last in _BOUNDS and _IN_ANOTHER_BASE.fullmatch(text):
+        raise ConfigError(
+            f"{key} is {text} {origin}: YAML does not read that as a decimal number. Write one, as in 2.0."
+        )
 
 
 def _text(sources: Iterable[Any], name: str) -> str:

@@ -61,6 +61,18 @@ def test_a_broken_override_stops_the_run_before_ray(tmp_path: Path) -> None:
     assert RAY_STARTS not in done.stdout
 
 
+def test_a_configuration_that_was_resolved_before_stops_before_ray(tmp_path: Path) -> None:
+    """Its text of the preset stays what it was, whatever `rollout_corr` says."""
+    done = start("verl.trainer.main_ppo", "+rollout_corr=k3_rs", *COMPLETE, "--cfg", "job", "--resolve", cwd=tmp_path)
+    text = "\n".join(line for line in done.stdout.splitlines() if not line.startswith("["))
+    (tmp_path / "resolved.yaml").write_text(text)
+    resolved = ("--config-path", str(tmp_path), "--config-name", "resolved")
+    done = start("verl.trainer.main_ppo", *resolved, "rollout_corr.reject.seq_mean_k3.upper=0.5", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "rollout_correction.rollout_corr is a value" in done.stderr and "resolved before the run" in done.stderr
+    assert RAY_STARTS not in done.stdout
+
+
 def test_a_run_without_the_hook_stops_before_ray(tmp_path: Path) -> None:
     done = start("verl.trainer.main_ppo", "+rollout_corr=k3_rs", cwd=tmp_path, hook=False)
     assert done.returncode == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,12 @@ def test_the_node_is_completed_and_names_its_presets(composed: Any, hook: list[o
         ("+rollout_corr.weights.uper=2", r"weights\.uper is 2: .*Did you mean upper\?"),
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs is false"),
         ("rollout_corr.mode=bypass", r"weights\.level is 'token'"),
+        ("rollout_corr.weights.upper=010", r"weights\.upper is 010 on the command line: YAML does not read"),
+        ("rollout_corr.reject={}", r"reject is \{\} on the command line.*~rollout_corr\.reject\.<criterion>"),
+        ("rollout_corr.reject.seq_mean_k3.upper=1", r"the presets \(token_is\) have no criterion seq_mean_k3"),
+        ("~algorithm.rollout_correction", r"algorithm\.rollout_correction\.rollout_corr is not there"),
+        ("~actor_rollout_ref.actor.policy_loss", r"policy_loss\.rollout_corr is not there"),
+        ("algorithm.rollout_correction.rollout_corr='{}'", r"rollout_corr is a value.*resolved before the run"),
     ],
 )
 def test_refusals(composed: Any, hook: list[object], override: str, message: str) -> None:
@@ -65,6 +73,72 @@ def test_refusals(composed: Any, hook: list[object], override: str, message: str
 
 def test_digit_separators_elsewhere_are_none_of_our_business(composed: Any) -> None:
     check_start(composed("+rollout_corr=token_is", "data.max_response_length=1_024", "rollout_corr.dump.every=1_000"))
+
+
+@pytest.mark.parametrize("text", ["010", "0x10", "1:30"])
+def test_numbers_of_another_base_in_a_preset_of_ones_own(text: str, composed: Any, tmp_path: Path) -> None:
+    """YAML reads 8, 16 and 90."""
+    preset = "# @package _global_\ndefaults: [/rollout_corr_base, _self_]\nrollout_corr: {weights: {upper: %s}}\n"
+    path = own_config(tmp_path, "rollout_corr/mine", preset % text)
+    with pytest.raises(ConfigError, match=rf"weights\.upper is {text} in rollout_corr/mine\.yaml: YAML does not read"):
+        check_start(composed(path, "+rollout_corr=mine", "rollout_corr.weights.level=token"))
+
+
+def test_a_preset_with_its_suffix_is_read_too(composed: Any, tmp_path: Path) -> None:
+    """Hydra takes mine.yaml for mine."""
+    text = "# @package _global_\ndefaults: [/rollout_corr_base, _self_]\nrollout_corr: {weights: {upper: 1_2}}\n"
+    path = own_config(tmp_path, "rollout_corr/mine", text)
+    with pytest.raises(ConfigError, match=r"weights\.upper is 1_2 in rollout_corr/mine\.yaml"):
+        check_start(composed(path, "+rollout_corr=mine.yaml"))
+
+
+def test_a_preset_in_a_package_of_its_own_has_no_effect(composed: Any) -> None:
+    with pytest.raises(ConfigError, match=r"rollout_corr/k3_rs@foo puts the preset's values below foo.*Leave @foo out"):
+        check_start(composed("+rollout_corr@foo=k3_rs"))
+
+
+def test_a_preset_that_gives_way_to_a_later_one_is_named(
+    composed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_start(composed("+rollout_corr=[token_is,k3_rs,seq_is]"))
+    said = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert said == [
+        "[rollout_corr] warning: rollout_corr.weights.level of token_is gives way to that of seq_is, which comes later "
+        "in the list"
+    ]
+    # One that has another in its defaults means to change it.
+    text = "# @package _global_\ndefaults: [k3_rs, _self_]\nrollout_corr: {reject: {seq_mean_k3: {upper: 0.5}}}\n"
+    path = own_config(tmp_path, "rollout_corr/mine", text)
+    check_start(composed(path, "+rollout_corr=[mine,token_is]"))
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_what_cannot_be_checked_is_not_started(composed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra would only warn of an exception in a callback."""
+    monkeypatch.delenv("NO_SUCH_VARIABLE", raising=False)
+    config = composed("+rollout_corr=token_is", "rollout_corr.weights.upper=${oc.env:NO_SUCH_VARIABLE}")
+    with pytest.raises(SystemExit, match=r"rollout_corr: the run cannot be checked.*NO_SUCH_VARIABLE"):
+        RunStart().on_run_start(config)
+
+
+@pytest.mark.parametrize("program", ["sft_trainer", "sft_trainer_ray", "main_generation_server"])
+def test_programs_without_a_policy_loss_are_refused(
+    composed: Any, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_loader(f"verl.trainer.{program}", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    with pytest.raises(ConfigError, match=rf"verl\.trainer\.{program} trains no policy.*Leave \+rollout_corr out"):
+        check_start(composed("+rollout_corr=k3_rs"))
+
+
+def test_the_configuration_that_a_run_saved_can_be_started_again(own_application: Any, tmp_path: Path) -> None:
+    """What a preset wrote into it is no choice of the user's."""
+    text = (
+        "defaults: [ppo_trainer, _self_]\n"
+        "actor_rollout_ref: {actor: {policy_loss: {loss_mode: '${rollout_corr:loss_mode}'}}}\n"
+    )
+    (tmp_path / "run.yaml").write_text(text)
+    own_application(tmp_path, "+rollout_corr=k3_rs")
 
 
 def test_two_bounds_in_a_preset_of_ones_own(composed: Any, tmp_path: Path) -> None:

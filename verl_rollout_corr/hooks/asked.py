@@ -1,4 +1,4 @@
-"""A run that sets `rollout_corr` and in which nothing switches it on: stopped before Ray starts.
+"""A run that sets `rollout_corr` and in which nothing, or only a part, switches it on: stopped before Ray starts.
 
 The presets bring the check of a run and what reaches verl. Values alone, such as `+rollout_corr.weights.level=token`,
 bring neither, and would be silently without effect.
@@ -13,15 +13,15 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 
+from verl_rollout_corr import resolver, written
 from verl_rollout_corr.errors import ConfigError
 
 _OVERRIDE = re.compile(r"\+{0,2}rollout_corr\s*[.=@]")
 
 
 def check_switched_on(config: Any, overrides: Iterable[str] = ()) -> None:
-    """Raise ConfigError if verl's composed `config`, or an override of Hydra's, sets rollout_corr without a preset."""
-    own = config.get("algorithm", {}).get("rollout_correction", None) or {}
-    if "rollout_corr" in own:
+    """Raise ConfigError if verl's composed `config`, or an override of Hydra's, sets rollout_corr without effect."""
+    if resolver.is_switched_on(config):
         return
     asked = [override for override in overrides if _OVERRIDE.match(override)]
     if config.get("rollout_corr", None) is None and not asked:
@@ -40,6 +40,7 @@ def wrap_runtime_env(original: Callable[..., dict[str, Any]]) -> Callable[..., d
     def get_ppo_ray_runtime_env(config: Any = None) -> dict[str, Any]:
         if config is not None:
             overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
+            written.check_overrides(overrides)  # again, for a run whose configuration brings no callback of ours
             check_switched_on(config, overrides)
         return original(config)
 

@@ -298,6 +298,8 @@ def _count_kept(worker: Any, data: TensorDict) -> None:
         raise HookError(f"rollout_corr: denominator: kept and the actor's mini-batch has no column {KEEP}")
     kept = keep.bool()
     counts = torch.stack([kept.sum(), kept.any(dim=1).sum()]).to(worker.device_name, torch.int64)
-    torch.distributed.all_reduce(counts, group=worker.engine.get_data_parallel_group())
+    group = worker.engine.get_data_parallel_group()
+    if group is not None:  # torchtitan has none where one rank's share is the whole mini-batch
+        torch.distributed.all_reduce(counts, group=group)
     tokens, sequences = counts.tolist()
     tu.assign_non_tensor(data, **{_KEPT_TOKENS: tokens, _KEPT_SEQUENCES: sequences})
