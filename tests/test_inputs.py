@@ -68,6 +68,16 @@ def test_the_warning_points_at_the_caller() -> None:
     assert caught[0].filename == __file__
 
 
+def test_staleness_that_is_no_row_of_integers() -> None:
+    with pytest.raises(InputError, match=r"staleness is no row of integers .*one integer per row"):
+        at_the_door(staleness=["a", "b"])
+
+
+def test_a_format_that_cannot_be_summed() -> None:
+    with pytest.raises(InputError, match=r"train_log_probs has dtype torch\.float8_e4m3fn, expected .*float32"):
+        at_the_door(train=ONE.to(torch.float8_e4m3fn))
+
+
 def test_groups_that_cannot_be_compared() -> None:
     with pytest.raises(InputError, match=r"group_ids cannot be compared .*one text or number per row"):
         at_the_door(config=parse({"min_group_kept": 1}), group_ids=[{}, {}])

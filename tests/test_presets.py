@@ -154,6 +154,7 @@ REFUSED: list[tuple[Any, list[str], tuple[str, ...]]] = [
     ([], [], ("[] names no preset", "['token_is', 'k3_rs']")),
     ("", [], ("'' names no preset",)),
     ([3], [], ("[3] names no preset",)),
+    (None, [], ("None names no preset",)),
     ("k3_rs", ["rejct.seq_mean_k3.upper=1"], ("rollout_corr.rejct is {", "Did you mean reject?")),
     ("k3_rs", ["reject.seq_mean_k3.uper=1"], ("rollout_corr.reject.seq_mean_k3.uper is 1", "Did you mean upper?")),
     ("k3_rs", ["reject.seq_men_k3.upper=1"], ("rollout_corr.reject.seq_men_k3 is {", "Did you mean seq_mean_k3?")),
@@ -202,6 +203,12 @@ def _own_preset(directory: Path, body: str) -> list[str]:
         f"# @package _global_\ndefaults:\n  - /rollout_corr_base\n  - _self_\nrollout_corr:\n{body}\n"
     )
     return [f"hydra.searchpath=[file://{directory}]"]
+
+
+def test_a_preset_that_is_no_yaml_is_named(tmp_path: Path) -> None:
+    overrides = _own_preset(tmp_path, "  reject: {token_k1: {upper: 2}}\n  reject: {}")
+    with pytest.raises(ConfigError, match=r"(?s)\+rollout_corr=\[mine\].*duplicate key reject"):
+        load_preset("mine", overrides)
 
 
 def test_a_preset_of_ones_own_needs_no_python(tmp_path: Path) -> None:

@@ -144,8 +144,10 @@ def warn_half(*tensors: Tensor, stacklevel: int = 3) -> None:
 
 
 def _check_log_prob_dtype(tensor: Tensor, name: str) -> None:
-    if not tensor.dtype.is_floating_point:
-        raise InputError(f"{name} has dtype {tensor.dtype}, expected log-probs in a floating-point format")
+    if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        raise InputError(
+            f"{name} has dtype {tensor.dtype}, expected log-probs in float32 (or float64, float16, bfloat16)"
+        )
 
 
 def _bool_mask(mask: Tensor) -> Tensor:
@@ -261,7 +263,12 @@ def _groups(group_ids: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor |
 def _staleness(staleness: Any, mask: Tensor) -> Tensor | None:
     if staleness is None:
         return None
-    lags = torch.as_tensor(staleness, device=mask.device)
+    try:
+        lags = torch.as_tensor(staleness, device=mask.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"staleness is no row of integers ({error}); pass one integer per row (-1: unknown)"
+        ) from error
     if lags.shape != mask.shape[:1] or lags.dtype.is_floating_point:
         raise InputError(
             f"staleness has shape {tuple(lags.shape)} and dtype {lags.dtype}, expected ({mask.shape[0]},) integers "

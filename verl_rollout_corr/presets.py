@@ -39,6 +39,7 @@ def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[st
         from hydra.core.global_hydra import GlobalHydra
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
 
         from verl_rollout_corr import resolver, written
 
@@ -53,7 +54,7 @@ def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[st
             node = resolver.parse_node(composed)
         except HydraException as error:
             raise ConfigError(_explained(error, names, overrides)) from error
-        except OmegaConfBaseException as error:
+        except (OmegaConfBaseException, YAMLError) as error:
             raise ConfigError(f"{' '.join(overrides)}: {error}") from error
     return RolloutCorrConfig(**{**vars(node), "presets": tuple(names)})
 
@@ -98,7 +99,10 @@ def _hydra() -> Iterator[Callable[..., DictConfig]]:
 
 
 def _names(name_or_names: str | Sequence[str]) -> list[str]:
-    given = name_or_names.strip().strip("[]").split(",") if isinstance(name_or_names, str) else list(name_or_names)
+    if isinstance(name_or_names, str):
+        given = name_or_names.strip().strip("[]").split(",")
+    else:
+        given = list(name_or_names) if isinstance(name_or_names, Sequence) else []
     names = [name.strip() if isinstance(name, str) else name for name in given]
     if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w./-]+", name) for name in names):
         raise ConfigError(

@@ -80,7 +80,7 @@ REFUSED = {
     ),
     "typo_in_a_preset": Refusal({"+rollout_corr": "k3rs"}, ("k3rs", "k3_rs")),
     "typo_in_a_bound": Refusal(K3 | {"+rollout_corr.reject.seq_mean_k3.uper": 1}, ("uper", "upper")),
-    "typo_in_a_section": Refusal(K3 | {"+rollout_corr.rejct.seq_mean_k3.upper": 1}, ("rejct", "reject")),
+    "typo_in_a_section": Refusal(K3 | {"rollout_corr.rejct.seq_mean_k3.upper": 1}, ("rejct", "reject")),
     "typo_in_a_criterion": Refusal(K3 | {"+rollout_corr.reject.seq_men_k3.upper": 1}, ("seq_men_k3", "seq_mean_k3")),
     "two_numbers_in_one": Refusal(K3 | {"rollout_corr.reject.seq_mean_k3.upper": "0.5_5"}, ("0.5_5", "lower")),
     "foreign_loss_in_bypass": Refusal(
