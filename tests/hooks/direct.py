@@ -19,8 +19,9 @@ from hooks.rows import Row
 from verl_rollout_corr.config import parse, to_mapping
 from verl_rollout_corr.hooks import compat, policy_loss
 from verl_rollout_corr.hooks.worker import wrap_ppo_loss
+from verl_rollout_corr.run_check import BYPASS_LOSS_MODE
 
-VERL_LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - {policy_loss.LOSS_MODE})
+VERL_LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - {BYPASS_LOSS_MODE})
 """Every policy loss that verl registers."""
 
 hooked = wrap_ppo_loss(losses.ppo_loss)

@@ -18,7 +18,8 @@ from hooks.test_gradients import WEIGHTED
 from verl_rollout_corr.config import parse, to_mapping
 from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.hooks import activity, compat
-from verl_rollout_corr.hooks.policy_loss import LOSS_MODE, RolloutCorrPolicyLossConfig
+from verl_rollout_corr.hooks.policy_loss import RolloutCorrPolicyLossConfig
+from verl_rollout_corr.run_check import BYPASS_LOSS_MODE
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +46,8 @@ def test_a_foreign_loss_in_bypass_mode() -> None:
 
 def test_our_loss_in_decoupled_mode() -> None:
     """And ours needs bypass mode."""
-    with pytest.raises(ConfigError, match=f"loss_mode={LOSS_MODE} with rollout_corr.mode=decoupled"):
-        RolloutCorrPolicyLossConfig(loss_mode=LOSS_MODE, rollout_corr=text())
+    with pytest.raises(ConfigError, match=r"loss_mode=rollout_corr with rollout_corr\.mode=decoupled"):
+        RolloutCorrPolicyLossConfig(loss_mode=BYPASS_LOSS_MODE, rollout_corr=text())
 
 
 def test_our_loss_without_a_preset() -> None:
@@ -55,11 +56,11 @@ def test_our_loss_without_a_preset() -> None:
         strategy="fsdp2",
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=1,
-        policy_loss=PolicyLossConfig(loss_mode=LOSS_MODE),
+        policy_loss=PolicyLossConfig(loss_mode=BYPASS_LOSS_MODE),
     )
     zeros = torch.zeros(1, 2)
     with pytest.raises(HookError, match=r"start the run with \+rollout_corr="):
-        get_policy_loss_fn(LOSS_MODE)(zeros, zeros, zeros, zeros, "token-mean", config, None)
+        get_policy_loss_fn(BYPASS_LOSS_MODE)(zeros, zeros, zeros, zeros, "token-mean", config, None)
 
 
 def test_another_verl(monkeypatch: pytest.MonkeyPatch) -> None:

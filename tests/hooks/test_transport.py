@@ -12,7 +12,7 @@ from verl.utils.metric.utils import reduce_metrics
 from verl.utils.py_functional import append_to_dict
 
 from verl_rollout_corr import correct, finalize
-from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, Carried, gather
+from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, Carried, gather
 
 
 def carried(*values: float) -> list[Carried]:
@@ -41,7 +41,7 @@ def test_the_mean_of_numpy_is_the_sum() -> None:
 
 def test_names_are_not_reduced_by_their_letters() -> None:
     """verl takes the maximum or minimum of a metric with these letters in its name."""
-    for key in (SUMS_KEY, APPLIED_KEY):
+    for key in (SUMS_KEY, APPLIED_KEY, FIRST_INVALID_KEY):
         assert "max" not in "actor/" + key and "min" not in "actor/" + key
 
 

@@ -14,8 +14,9 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.workers.utils.padding import response_to_nested
 
+from verl_rollout_corr.correction import Correction
 from verl_rollout_corr.errors import HookError
-from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
+from verl_rollout_corr.grammar import Mode
 from verl_rollout_corr.hooks import compat, driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
 from verl_rollout_corr.hooks.dumping import STEP
@@ -81,41 +82,38 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
         known = compat.known_trainer(type(self))
         columns, uid, nested_mask = _fetch(batch)
         lags = row_staleness(self, batch, driver.old_policy_updates(self, spec, known))
-        fields, sums = _columns_for_workers(columns, uid, nested_mask, lags, spec)
+        result = None
+        if spec.mode is Mode.BYPASS:
+            driver.check_rollout(columns, spec)
+            fields = {STALENESS: lags, ROW: torch.arange(len(lags))}
+        else:
+            result = driver.decide_batch(columns, spec, uid=uid, staleness=lags)
+            fields = _decision_columns(result, nested_mask)
         batch = _ship(batch, fields)
         batch.extra_info[STEP] = self.global_steps
         batch.extra_info[HORIZON] = driver.horizon(self.config)
-        result = original(self, batch, metrics)
+        output = original(self, batch, metrics)
         history_of(self.actor_rollout_wg).updates += 1
         workers = driver.take_worker_statistics(metrics, "actor/")
-        if spec.mode is Mode.DECOUPLED:
+        if result is not None:
             epochs = self.config.actor_rollout_ref.actor.ppo_epochs
-            driver.check_applied(workers.applied, columns["_keep"], columns["response_mask"], epochs)
+            driver.check_applied(workers.applied, result.keep, columns["response_mask"], epochs)
+        sums = None if result is None else result.sums
         padding = sum(bool(tag.get("is_padding", False)) for tag in batch.tags)
         statistics, values = driver.conclude(self, spec, sums, workers, columns["response_mask"], padding=padding)
         driver.state_of(self).step.append(statistics)
         metrics.update(values)
-        return result
+        return output
 
     return _update_actor
 
 
-def _columns_for_workers(
-    columns: dict[str, torch.Tensor],
-    uid: Any,
-    nested_mask: torch.Tensor,
-    lags: torch.Tensor,
-    spec: RolloutCorrConfig,
-) -> tuple[dict[str, torch.Tensor], Any]:
-    if spec.mode is Mode.BYPASS:
-        driver.check_rollout(columns, spec)
-        return {STALENESS: lags, ROW: torch.arange(len(lags))}, None
-    result = driver.decide_batch(columns, spec, uid=uid, staleness=lags)
-    columns["_keep"] = result.keep
+def _decision_columns(result: Correction, nested_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The decision in the queue's form."""
     fields = {KEEP: response_to_nested(result.keep, nested_mask)}
     if result.weights is not None:
         fields["rollout_is_weights"] = response_to_nested(result.weights, nested_mask)
-    return fields, result.sums
+    return fields
 
 
 def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,11 +22,8 @@ from verl_rollout_corr.config import parse
 from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import compat
+from verl_rollout_corr.run_check import BYPASS_LOSS_MODE
 from verl_rollout_corr.versions import check_version
-
-LOSS_MODE = "rollout_corr"
-"""The name under which the bypass losses are registered with verl."""
-
 
 HOOKED_TRAINER = "rollout_corr_trainer"
 """The entry of the actors' configuration in which the hooked trainer writes its name before it starts them."""
@@ -58,15 +55,15 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
 
     def __post_init__(self) -> None:
         spec = self.spec
-        if spec.mode is Mode.BYPASS and self.loss_mode != LOSS_MODE:
+        if spec.mode is Mode.BYPASS and self.loss_mode != BYPASS_LOSS_MODE:
             raise ConfigError(
                 f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode} with rollout_corr.mode=bypass: the "
                 f"loss of bypass mode is rollout_corr.loss ({', '.join(Loss)}); remove the override of loss_mode"
             )
-        if spec.mode is Mode.DECOUPLED and self.loss_mode == LOSS_MODE:
+        if spec.mode is Mode.DECOUPLED and self.loss_mode == BYPASS_LOSS_MODE:
             raise ConfigError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={LOSS_MODE} with rollout_corr.mode=decoupled: name "
-                "one of verl's policy losses (vanilla, gspo, ...), or take a bypass preset"
+                f"actor_rollout_ref.actor.policy_loss.loss_mode={BYPASS_LOSS_MODE} with rollout_corr.mode=decoupled: "
+                "name one of verl's policy losses (vanilla, gspo, ...), or take a bypass preset"
             )
         check_version()
         compat.apply_module("verl.workers.engine_workers")
@@ -95,7 +92,7 @@ def clip_bounds(actor: Any) -> tuple[float, float]:
     return (actor.clip_ratio if low is None else low, actor.clip_ratio if high is None else high)
 
 
-@register_policy_loss(LOSS_MODE)
+@register_policy_loss(BYPASS_LOSS_MODE)
 def bypass_policy_loss(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -115,8 +112,8 @@ def bypass_policy_loss(
     spec = getattr(config.policy_loss, "spec", None)
     if spec is None:
         raise HookError(
-            f"policy_loss.loss_mode={LOSS_MODE} without a preset: start the run with +rollout_corr=bypass_ppo_clip or "
-            "another preset"
+            f"policy_loss.loss_mode={BYPASS_LOSS_MODE} without a preset: start the run with "
+            "+rollout_corr=bypass_ppo_clip or another preset"
         )
     if spec.loss is Loss.REINFORCE:
         per_token = losses.reinforce(log_prob, rollout_is_weights, advantages)

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 
 SUMS_KEY = "rollout_corr/sums"
 """Bypass mode: the micro-batch's `Sums`. Never reaches a tracker."""
@@ -21,16 +20,15 @@ FIRST_INVALID_KEY = "rollout_corr/first_invalid"
 """Bypass mode with `invalid: error`: the micro-batch's `FirstInvalid`. Never reaches a tracker."""
 
 APPLIED_KEY = "rollout_corr/applied"
-"""Both modes: a float64 tensor (response tokens, kept tokens, sum of weights) of what the loss was given. Never reaches
-a tracker.
-"""
+"""Both modes: the micro-batch's `Applied`. Never reaches a tracker."""
 
 
 class Carried:
     """A value with `+`, on its way through code that averages.
 
-    The content is a `Sums` or a tensor. Laws: `a + b` carries the sum of the contents;
-    `a / n` is `a`; iterating yields `a` itself, since verl flattens one level when it has no data-parallel group.
+    The content is a `Sums`, an `Applied`, a `FirstInvalid`, or a tuple that is never added. Laws: `a + b` carries the
+    sum of the contents; `a / n` is `a`; iterating yields `a` itself, since verl flattens one level when it has no
+    data-parallel group.
     """
 
     __slots__ = ("content",)
@@ -55,9 +53,8 @@ class Carried:
         yield self
 
     def __reduce__(self) -> tuple[type[Carried], tuple[Any]]:
-        # The only host copy: when the value leaves the process, long after the loss.
-        content = self.content
-        return Carried, (content.cpu() if isinstance(content, torch.Tensor) else content,)
+        # The contents copy themselves to the host here, long after the loss.
+        return Carried, (self.content,)
 
 
 def gather(value: Any) -> Any:

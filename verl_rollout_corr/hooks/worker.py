@@ -29,6 +29,7 @@ from verl_rollout_corr.hooks.policy_loss import clip_bounds
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, Carried
 from verl_rollout_corr.inputs import warn_half
 from verl_rollout_corr.losses import clipped
+from verl_rollout_corr.sums import Sums
 
 KEEP = "rollout_corr_keep"
 """The column of the trainer's decision, in decoupled mode."""
@@ -182,6 +183,51 @@ def _with_horizon(config: Any, data: TensorDict) -> Any:
     return changed
 
 
+_COLUMNS = (
+    "response_mask",
+    "old_log_probs",
+    "advantages",
+    "rollout_is_weights",
+    "ref_log_prob",
+    KEEP,
+    STALENESS,
+    ROW,
+)
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """What the loss of a micro-batch may use: `keep` (B, T) bool, and what bypass mode has to tell the trainer."""
+
+    keep: torch.Tensor
+    sums: Sums | None = None
+    silenced: torch.Tensor | None = None
+    first_invalid: FirstInvalid | None = None
+
+
+def _decide_here(
+    config: Any, spec: RolloutCorrConfig, train: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> _Decided:
+    """Bypass mode, from `train`, the current policy's log-probs (B, T). Puts the weights into `columns`."""
+    warn_half(train, columns["old_log_probs"])
+    decision = decide(
+        train,
+        columns["old_log_probs"],
+        columns["response_mask"],
+        spec,
+        advantages=columns["advantages"],
+        staleness=columns.get(STALENESS),
+    )
+    if decision.weights is not None:
+        columns["rollout_is_weights"] = decision.weights
+    return _Decided(
+        decision.keep.bool(),
+        decision.sums,
+        _clipped(config, spec, train, columns),
+        _first_invalid(spec, train, columns),
+    )
+
+
 def wrap_ppo_loss(original: LossFunction) -> LossFunction:
     """The actor's loss of verl with the correction in front of it; verl's own where no preset is on."""
 
@@ -190,60 +236,35 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         spec = spec_of(config)
         if spec is None:
             return original(config=config, model_output=model_output, data=data, dp_group=dp_group)
-        columns = _padded(
-            data,
-            (
-                "response_mask",
-                "old_log_probs",
-                "advantages",
-                "rollout_is_weights",
-                "ref_log_prob",
-                KEEP,
-                STALENESS,
-                ROW,
-            ),
-        )
+        columns = _padded(data, _COLUMNS)
         mask = columns["response_mask"].bool()
         places = _Places.of(data, mask.shape[1])
-        sums = silenced = first_invalid = None
         if spec.mode is Mode.BYPASS:
-            train = places.read(model_output["log_probs"].detach())
-            warn_half(train, columns["old_log_probs"])
-            decision = decide(
-                train,
-                columns["old_log_probs"],
-                columns["response_mask"],
-                spec,
-                advantages=columns["advantages"],
-                staleness=columns.get(STALENESS),
-            )
-            keep, sums = decision.keep.bool(), decision.sums
-            silenced = _clipped(config, spec, train, columns)
-            first_invalid = _first_invalid(spec, train, columns)
-            if decision.weights is not None:
-                columns["rollout_is_weights"] = decision.weights
-            elif spec.loss == "reinforce":
-                columns["rollout_is_weights"] = mask.to(torch.float32)
+            decided = _decide_here(config, spec, places.read(model_output["log_probs"].detach()), columns)
         else:
-            keep = _decoupled_keep(columns, spec)
+            decided = _Decided(_decoupled_keep(columns, spec))
         given = dict(columns) if dumping.wanted(spec, data) else None
-        kept = mask & keep
+        kept = mask & decided.keep
         # log pi_old = -inf is legal, but a ratio to it is no number: such a token adds 0, and counts as it would.
         quiet = neutralise(model_output, places, columns, kept & (columns["old_log_probs"] != -torch.inf))
         loss, metrics = original(
             config=_with_horizon(config, data),
             model_output=quiet,
-            data=_with_columns(data, columns, keep, spec),
+            data=_with_columns(data, columns, decided.keep, spec),
             dp_group=dp_group,
         )
-        weights = columns.get("rollout_is_weights")
-        metrics[APPLIED_KEY] = Carried(Applied.to_micro_batch(_rank(dp_group), mask, kept, weights, silenced))
-        if sums is not None:
-            metrics[SUMS_KEY] = Carried(sums)
-        if first_invalid is not None:
-            metrics[FIRST_INVALID_KEY] = Carried(first_invalid)
+        applied = Applied.to_micro_batch(
+            _rank(dp_group), mask, kept, columns.get("rollout_is_weights"), decided.silenced
+        )
+        for key, content in (
+            (APPLIED_KEY, applied),
+            (SUMS_KEY, decided.sums),
+            (FIRST_INVALID_KEY, decided.first_invalid),
+        ):
+            if content is not None:
+                metrics[key] = Carried(content)
         if given is not None:
-            dumping.write(spec, config, data, model_output, given, keep, loss)
+            dumping.write(spec, config, data, model_output, given, decided.keep, loss)
         return loss, metrics
 
     return ppo_loss
