@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from omegaconf import OmegaConf
 from pages.markdown import block, code, page, sentences, table
 from verl_rollout_corr import RolloutCorrError, correct, errors
 from verl_rollout_corr.config import check_run, parse
 from verl_rollout_corr.hooks import driver
 from verl_rollout_corr.hooks.asked import check_switched_on
 from verl_rollout_corr.hooks.compat import known_trainer
+from verl_rollout_corr.resolver import is_switched_on
 from verl_rollout_corr.run_check import POLICY_LOSS_TARGET
 
 _TRAIN = torch.full((2, 3), -1.0)
@@ -41,6 +43,12 @@ _BATCHES: tuple[Callable[[], object], ...] = (
     lambda: correct(_TRAIN, _TRAIN, _ONES, {"min_group_kept": 2}, group_ids=["a"]),
     lambda: correct(_TRAIN, _TRAIN, _ONES, {}, staleness=torch.zeros(3)),
 )
+
+
+_RESOLVED = {
+    "algorithm": {"rollout_correction": {"rollout_corr": "{}"}},
+    "actor_rollout_ref": {"actor": {"policy_loss": {"rollout_corr": "{}"}}},
+}
 
 
 def _run(**changes: Any) -> dict[str, Any]:
@@ -72,10 +80,13 @@ _RUNS: tuple[tuple[Mapping[str, Any], dict[str, Any]], ...] = (
     ({"reject": {"token_k1": {"upper": 2}}}, _run(actor_rollout_ref__actor__policy_loss__loss_mode="gspo")),
     ({}, _run(actor_rollout_ref__actor__policy_loss__loss_mode="bypass_mode")),
     ({}, _run(distillation__enabled=True)),
+    ({}, _run(actor_rollout_ref__model={"mtp": {"enable": True, "enable_train": True}})),
+    ({"invalid": "reject"}, _run(algorithm__use_kl_in_reward=True)),
     ({}, _run(trainer__v1__trainer_mode="my_trainer")),
 )
 
 _HOOK: tuple[Callable[[], object], ...] = (
+    lambda: is_switched_on(OmegaConf.create(_RESOLVED)),
     lambda: check_switched_on({"rollout_corr": {"weights": {"level": "token"}}, "algorithm": {}}),
     lambda: known_trainer(type("MyTrainer", (), {"__module__": "my_recipe"})),
     lambda: driver.take_worker_statistics({}, "actor/"),
