@@ -170,14 +170,16 @@ def _check_invalid(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
     """A log-prob that is no number must not reach what other rows are trained on."""
     if config.invalid is not Invalid.REJECT:
         return
-    reward, estimator = "algorithm.use_kl_in_reward", "algorithm.adv_estimator"
-    for key, readers in ((reward, (True,)), (estimator, ("optimal_token_baseline", "tir_optimal_token_baseline"))):
+    for key, readers, other in (
+        ("algorithm.use_kl_in_reward", (True,), "false"),
+        ("algorithm.adv_estimator", ("optimal_token_baseline", "tir_optimal_token_baseline"), "grpo"),
+    ):
         found = _at(run, key)
         if found in readers:
             raise ConfigError(
-                f"{key} is {_shown(found)}, and rollout_corr.invalid is 'reject': it reads the log-probs before "
+                f"{key} is {_shown(found)}, and rollout_corr.invalid is 'reject': log-probs would be read there before "
                 "anything is rejected, so that one that is no number would reach the advantages of its whole group. "
-                f"Write rollout_corr.invalid=error, or another {key}."
+                f"Write rollout_corr.invalid=error, or {key}={other}."
             )
 
 

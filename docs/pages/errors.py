@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-
 from omegaconf import OmegaConf
+
 from pages.markdown import block, code, page, sentences, table
 from verl_rollout_corr import RolloutCorrError, correct, errors
 from verl_rollout_corr.config import check_run, parse
