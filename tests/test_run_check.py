@@ -80,10 +80,13 @@ def test_what_only_looks_like_a_reason_to_refuse() -> None:
     heads_alone = {"mtp": {"enable": True, "enable_train": True, "detach_encoder": True}}
     unused = {"mtp": {"enable": False, "enable_train": True, "detach_encoder": False}}
     for model in (heads_alone, unused):
-        check_run(DECOUPLED, run(actor_rollout_ref__model=model))
+        check_run(DECOUPLED, run(actor_rollout_ref__actor__strategy="megatron", actor_rollout_ref__model=model))
+    no_heads = {"mtp": {"enable": True, "enable_train": True, "detach_encoder": False}}
+    check_run(DECOUPLED, run(actor_rollout_ref__actor__strategy="fsdp2", actor_rollout_ref__model=no_heads))
     check_run(DECOUPLED, run(algorithm__use_kl_in_reward=True))
     check_run(parse({"invalid": "reject"}), run(algorithm__use_kl_in_reward=False, algorithm__adv_estimator="grpo"))
     other_engine = {"name": "sglang", "logprobs_mode": None, "temperature": 0.6, "calculate_log_probs": True}
+    other_engine["engine_kwargs"] = {"vllm": {"logprobs_mode": "raw_logprobs"}}
     check_run(DECOUPLED, run(actor_rollout_ref__rollout=other_engine))
 
 
@@ -136,6 +139,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], tuple[str, ...]]] = [
         "log-probs by an argument of the engine",
         DECOUPLED,
         run(
+            actor_rollout_ref__rollout__name="vllm",
             actor_rollout_ref__rollout__logprobs_mode="processed_logprobs",
             actor_rollout_ref__rollout__engine_kwargs={"vllm": {"logprobs_mode": "raw_logits"}},
         ),
@@ -144,7 +148,10 @@ REFUSED: list[tuple[str, Any, dict[str, Any], tuple[str, ...]]] = [
     (
         "a loss beside the policy's",
         DECOUPLED,
-        run(actor_rollout_ref__model={"mtp": {"enable": True, "enable_train": True, "detach_encoder": False}}),
+        run(
+            actor_rollout_ref__actor__strategy="megatron",
+            actor_rollout_ref__model={"mtp": {"enable": True, "enable_train": True, "detach_encoder": False}},
+        ),
         ("model.mtp.enable_train is true", "detach_encoder=true"),
     ),
     (

@@ -88,8 +88,9 @@ def is_switched_on(root: Any) -> bool:
         if isinstance(node, DictConfig) and not OmegaConf.is_interpolation(node, NAME):
             raise ConfigError(
                 f"{path}.{NAME} is a value, where presets write ${{{NAME}:spec}}: this configuration was resolved "
-                f"before the run, and {NAME} has no effect in it any more. Start from one that is not (--cfg job "
-                f"without --resolve, or a run's .hydra/config.yaml), or from +{NAME}=<preset>."
+                "before verl starts its processes, which learn from it that a preset is on, and with what values. Hand "
+                "it to run_ppo as Hydra composed it (no OmegaConf.resolve or to_container before), and start from one "
+                "that is not resolved (--cfg job without --resolve, or a run's .hydra/config.yaml)."
             )
     return True
 

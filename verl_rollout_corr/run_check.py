@@ -76,10 +76,12 @@ def _check_sampling_log_probs(run: Mapping[str, Any]) -> None:
     """Mu is the distribution that was sampled from."""
     rollout = "actor_rollout_ref.rollout"
     # Arguments of the engine's own go over verl's, and vLLM takes an absent mode for raw_logprobs.
-    keys = (f"{rollout}.engine_kwargs.vllm.logprobs_mode", f"{rollout}.logprobs_mode")
-    key = next((key for key in keys if _at(run, key) not in (_ABSENT, None)), keys[1])
+    key = f"{rollout}.logprobs_mode"
+    vllm = _at(run, f"{rollout}.name") == "vllm"
+    if vllm and _at(run, f"{rollout}.engine_kwargs.vllm.logprobs_mode") not in (_ABSENT, None):
+        key = f"{rollout}.engine_kwargs.vllm.logprobs_mode"
     found = _at(run, key)
-    mode = "raw_logprobs" if found is None and _at(run, f"{rollout}.name") == "vllm" else found
+    mode = "raw_logprobs" if found is None and vllm else found
     temperature = _at(run, f"{rollout}.temperature")
     if isinstance(mode, str) and mode.endswith("_logits"):
         raise ConfigError(
@@ -158,7 +160,8 @@ def _check_distillation(run: Mapping[str, Any]) -> None:
 def _check_multi_token_prediction(run: Mapping[str, Any]) -> None:
     key = "actor_rollout_ref.model.mtp"
     enabled, trains, detached = (_at(run, f"{key}.{name}") for name in ("enable", "enable_train", "detach_encoder"))
-    if enabled is True and trains is True and detached is not True:
+    megatron = _at(run, "actor_rollout_ref.actor.strategy") == "megatron"  # verl's other engines train no such head
+    if megatron and enabled is True and trains is True and detached is not True:
         raise ConfigError(
             f"{key}.enable_train is true: verl adds that loss outside the policy's, so that rejected tokens would "
             f"train the policy through it. Write {key}.detach_encoder=true, {key}.enable_train=false, or leave "

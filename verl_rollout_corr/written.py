@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.default_element import ResultDefault
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,10 +31,9 @@ _GROUP = "rollout_corr/"
 _REJECT = "rollout_corr.reject"
 _DELETED = object()
 _SWEPT = re.compile(r"[,()\s]+")
-_PACKAGE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _BEFORE_VALUE = re.compile(r":(?=\S)")
 _BOUNDS = ("lower", "upper")
-_IN_ANOTHER_BASE = re.compile(r"[+-]?(0[0-9]+|0[xob][0-9a-fA-F]+|[0-9]+(:[0-9]+)+(\.[0-9]*)?)")
+_IN_ANOTHER_BASE = re.compile(r"[+-]?(0[0-9]+(\.[0-9]*)?|0[xob][0-9a-fA-F]+|[0-9]+(:[0-9]+)+(\.[0-9]*)?)")
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,11 @@ def check_documents(documents: Iterable[Document]) -> None:
 def check_criteria(documents: Iterable[Document], overrides: Iterable[str]) -> None:
     """Raise ConfigError if an override without `+` is about a criterion that neither a document nor a `+` brings."""
     documents, matches = list(documents), [match for match in map(_OVERRIDE.fullmatch, overrides) if match is not None]
-    if any(match["key"] == _REJECT for match in matches):  # the mapping as a whole, which may bring any
-        return
     keys = [key for document in documents for key, _ in document.scalars]
+    # The mapping as a whole may bring any: from an override, an interpolation, or a preset that is no file.
+    whole = any(match["key"] == _REJECT for match in matches) or {_REJECT, "rollout_corr"} & set(keys)
+    if whole or any(not document.scalars for document in documents if document.name.startswith(_GROUP)):
+        return
     keys += [match["key"] for match in matches if match["sign"]]
     known = dict.fromkeys(name for key in keys if (name := _criterion_in(key)) is not None)
     for match in matches:
@@ -113,12 +115,15 @@ def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, .
     overrides = [*hydra.overrides.hydra, *hydra.overrides.task]
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
     # Hydra takes `k3_rs.yaml` for `k3_rs`.
-    found = {default.config_path.removesuffix(".yaml"): default for default in defaults if default.config_path}
+    found: dict[str, ResultDefault] = {}
+    for default in defaults:
+        if default.config_path:
+            found.setdefault(default.config_path.removesuffix(".yaml"), default)
     sources = list(hydra.runtime.config_sources)
     return tuple(
         Document(
             name,
-            tuple(_scalars(name, _text(sources, name))),
+            tuple(_walk(yaml.compose(_text(sources, name), Loader=yaml.SafeLoader), default.package or "")),
             package=default.package or "",
             parent=(default.parent or "").removesuffix(".yaml"),
         )
@@ -132,7 +137,9 @@ def check_base(documents: Iterable[Document]) -> None:
     """
     documents = list(documents)
     for document in documents:
-        if document.package and (document.name == BASE or document.name in _preset_documents(documents)):
+        # Without a header, a preset of one's own is composed into the group's package, where its values belong.
+        allowed = ("", "rollout_corr") if document.name in _preset_documents(documents) else ("",)
+        if document.package not in allowed and (document.name == BASE or len(allowed) > 1):
             raise ConfigError(
                 f"{document.name}@{document.package} puts the preset's values below {document.package}, where nothing "
                 f"reads them. Leave @{document.package} out."
@@ -180,7 +187,7 @@ def overridden_presets(documents: Iterable[Document]) -> Iterator[tuple[str, str
     for name, document in presets.items():
         for key, text in document.scalars:
             earlier, value = written.get(key, (name, text))
-            if value != text and not extends(name, earlier):
+            if _read(value) != _read(text) and not extends(name, earlier):
                 yield key, earlier.removeprefix(_GROUP), name.removeprefix(_GROUP)
             written[key] = (name, text)
 
@@ -253,16 +260,9 @@ def _text(sources: Iterable[Any], name: str) -> str:
     return ""
 
 
-def _scalars(name: str, text: str) -> Iterator[tuple[str, str]]:
-    header = _PACKAGE.search(text)
-    package = header[1] if header else "_group_"
-    group = name.rpartition("/")[0].replace("/", ".")
-    path = {"_global_": "", "_group_": group}.get(package, package)
-    return _walk(yaml.compose(text, Loader=yaml.SafeLoader), path)
-
-
 def _walk(node: yaml.Node | None, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, yaml.MappingNode):
+        yaml.SafeLoader("").flatten_mapping(node)  # <<: takes in what an anchor names
         for key, value in node.value:
             yield from _walk(value, f"{path}.{key.value}" if path else str(key.value))
     elif isinstance(node, yaml.ScalarNode):

@@ -80,7 +80,13 @@ _RUNS: tuple[tuple[Mapping[str, Any], dict[str, Any]], ...] = (
     ({"reject": {"token_k1": {"upper": 2}}}, _run(actor_rollout_ref__actor__policy_loss__loss_mode="gspo")),
     ({}, _run(actor_rollout_ref__actor__policy_loss__loss_mode="bypass_mode")),
     ({}, _run(distillation__enabled=True)),
-    ({}, _run(actor_rollout_ref__model={"mtp": {"enable": True, "enable_train": True}})),
+    (
+        {},
+        _run(
+            actor_rollout_ref__actor__strategy="megatron",
+            actor_rollout_ref__model={"mtp": {"enable": True, "enable_train": True}},
+        ),
+    ),
     ({"invalid": "reject"}, _run(algorithm__use_kl_in_reward=True)),
     ({}, _run(trainer__v1__trainer_mode="my_trainer")),
 )

@@ -24,8 +24,13 @@ from run_log import RunLog
 
 FOLDER = Path(__file__).resolve().parent
 SHOWN_ON_FAILURE = 25
-FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
-"""What the run gets for a signal. SIGHUP, of a terminal that is closed, would end it before it can end Ray."""
+FORWARDED = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGTERM,
+    signal.SIGQUIT: signal.SIGTERM,
+}
+"""What the run gets for a signal. A closed terminal's SIGHUP, or SIGQUIT, would end it before it can end Ray."""
 TIDYING = 30.0
 """Seconds in which a run that is ended may end its processes."""
 

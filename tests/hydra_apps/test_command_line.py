@@ -69,7 +69,24 @@ def test_a_configuration_that_was_resolved_before_stops_before_ray(tmp_path: Pat
     resolved = ("--config-path", str(tmp_path), "--config-name", "resolved")
     done = start("verl.trainer.main_ppo", *resolved, "rollout_corr.reject.seq_mean_k3.upper=0.5", cwd=tmp_path)
     assert done.returncode == 1
-    assert "rollout_correction.rollout_corr is a value" in done.stderr and "resolved before the run" in done.stderr
+    assert "rollout_correction.rollout_corr is a value" in done.stderr and "resolved before verl" in done.stderr
+    assert RAY_STARTS not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("swept", "message"),
+    [
+        (["rollout_corr.weights.upper=0.5_5,2"], "rollout_corr.weights.upper is 0.5_5"),
+        (["rollout_corr.reject.seq_mean_k3.upper=0.02,0.03"], "have no criterion seq_mean_k3"),
+    ],
+    ids=["bound", "criterion"],
+)
+def test_a_sweep_over_presets_is_checked_job_by_job(swept: list[str], message: str, tmp_path: Path) -> None:
+    """Hydra takes callbacks from the configuration without what is swept, so that ours is not there."""
+    presets = "+rollout_corr=token_is,seq_is"
+    done = start("verl.trainer.main_ppo", "-m", presets, *swept, *COMPLETE, "hydra.sweep.dir=sweep", cwd=tmp_path)
+    assert done.returncode != 0
+    assert message in done.stderr
     assert RAY_STARTS not in done.stdout
 
 

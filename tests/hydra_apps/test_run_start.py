@@ -62,7 +62,7 @@ def test_the_node_is_completed_and_names_its_presets(composed: Any, hook: list[o
         ("rollout_corr.reject.seq_mean_k3.upper=1", r"the presets \(token_is\) have no criterion seq_mean_k3"),
         ("~algorithm.rollout_correction", r"algorithm\.rollout_correction\.rollout_corr is not there"),
         ("~actor_rollout_ref.actor.policy_loss", r"policy_loss\.rollout_corr is not there"),
-        ("algorithm.rollout_correction.rollout_corr='{}'", r"rollout_corr is a value.*resolved before the run"),
+        ("algorithm.rollout_correction.rollout_corr='{}'", r"rollout_corr is a value.*resolved before verl"),
     ],
 )
 def test_refusals(composed: Any, hook: list[object], override: str, message: str) -> None:
@@ -110,7 +110,36 @@ def test_a_preset_that_gives_way_to_a_later_one_is_named(
     text = "# @package _global_\ndefaults: [k3_rs, _self_]\nrollout_corr: {reject: {seq_mean_k3: {upper: 0.5}}}\n"
     path = own_config(tmp_path, "rollout_corr/mine", text)
     check_start(composed(path, "+rollout_corr=[mine,token_is]"))
+    # The same value is the same, whatever its text.
+    same = own_config(
+        tmp_path, "rollout_corr/same", text.replace("k3_rs", "/rollout_corr_base").replace("0.5", "1.0e-2")
+    )
+    check_start(composed(same, "+rollout_corr=[same,k3_rs]"))
     assert "warning" not in capsys.readouterr().out
+
+
+OWN_GROUP = "defaults: [/rollout_corr_base, _self_]\nreject: {token_k1: {upper: 2}}\n"
+OWN_ANCHOR = (
+    "# @package _global_\ndefaults: [/rollout_corr_base, _self_]\n"
+    "mine: &mine {token_k1: {upper: 2}}\nrollout_corr: {reject: {<<: *mine}}\n"
+)
+OWN_INTERPOLATION = (
+    "# @package _global_\ndefaults: [/rollout_corr_base, _self_]\n"
+    "mine: {token_k1: {upper: 2}}\nrollout_corr: {reject: '${mine}'}\n"
+)
+
+
+@pytest.mark.parametrize("text", [OWN_GROUP, OWN_ANCHOR, OWN_INTERPOLATION], ids=["group", "anchor", "interpolation"])
+def test_presets_of_ones_own_in_any_form(text: str, composed: Any, tmp_path: Path) -> None:
+    """Their criteria are overridden without a +, and two numbers in one are found in them."""
+    path = own_config(tmp_path, "rollout_corr/mine", text)
+    config = composed(path, "+rollout_corr=mine", "rollout_corr.reject.token_k1.upper=3")
+    check_start(config)
+    assert parse_node(config).reject[0].bounds.upper == 3
+    if text != OWN_INTERPOLATION:
+        path = own_config(tmp_path, "rollout_corr/mine", text.replace("upper: 2", "upper: 1_2"))
+        with pytest.raises(ConfigError, match=r"token_k1\.upper is 1_2 in rollout_corr/mine\.yaml"):
+            check_start(composed(path, "+rollout_corr=mine"))
 
 
 def test_what_cannot_be_checked_is_not_started(composed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

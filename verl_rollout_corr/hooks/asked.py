@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from verl_rollout_corr import resolver, written
@@ -33,6 +35,17 @@ def check_switched_on(config: Any, overrides: Iterable[str] = ()) -> None:
     )
 
 
+def _check_written(hydra: Any) -> None:
+    """What the presets' callback checks, for runs that go without it: Hydra takes the callbacks of a sweep from the
+    configuration without what is swept, and a configuration that a run saved brings none.
+    """
+    written.check_overrides([*hydra.overrides.task, *sys.argv[1:]])  # a sweep has made numbers of the text
+    documents = written.read_documents(GlobalHydra.instance().config_loader(), hydra)
+    written.check_documents(documents)
+    if written.preset_names(documents):
+        written.check_criteria(documents, hydra.overrides.task)
+
+
 def wrap_runtime_env(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """Verl's environment for Ray's workers, which the driver asks for right before it starts Ray; checked before."""
 
@@ -40,7 +53,8 @@ def wrap_runtime_env(original: Callable[..., dict[str, Any]]) -> Callable[..., d
     def get_ppo_ray_runtime_env(config: Any = None) -> dict[str, Any]:
         if config is not None:
             overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
-            written.check_overrides(overrides)  # again, for a run whose configuration brings no callback of ours
+            if HydraConfig.initialized():
+                _check_written(HydraConfig.get())
             check_switched_on(config, overrides)
         return original(config)
 

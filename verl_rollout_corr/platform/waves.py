@@ -61,6 +61,7 @@ class Waves:
         if self._next is not None:
             self._next.cancel()
             self._next = None
+        self._waiting = [waiting for waiting in self._waiting if not waiting.added.done()]  # given up by the caller
         if not (self._waiting or self._sorted) or self._task is not None:
             return
         loop = asyncio.get_running_loop()
