@@ -38,6 +38,6 @@ if [[ ! -f $marker || $(cat "$marker") != "$wanted" ]]; then
   # vLLM's dependencies, which its text models never use; the builds for CUDA break `import transformers` beside a CPU torch.
   "$venv/bin/python" -m pip uninstall -y torchvision torchaudio torchcodec >> "$log" 2>&1
   echo "$wanted" > "$marker"
-  echo "[setup] done in $SECONDS s" >&2
+  echo "[setup] done in $SECONDS s, $(du -sh "$venv" | cut -f1)" >&2
 fi
 echo "$venv/bin/python"

@@ -21,6 +21,20 @@ _TWO_BOUNDS = re.compile(r"[+-]?[0-9][0-9.eE+-]*_[0-9][0-9._eE+-]*")
 _A_BOUND = "a bound is a number. Write a number above 0, as in {key}: 2.0, or null to leave it open."
 
 
+ABSENT = object()
+"""What `value_at` gives where a key is not there."""
+
+
+def value_at(root: object, path: str) -> Any:
+    """The value at a dotted key of nested mappings (a `DictConfig` is one), or `ABSENT`."""
+    value: Any = root
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return ABSENT
+        value = cast("Mapping[str, Any]", value)[key]
+    return value
+
+
 class Node:
     """A mapping and the path that leads to it, as in `rollout_corr.weights`."""
 

@@ -9,7 +9,7 @@ Hydra lets pass (`+rollout_corr.reject.seq_mean_k3.uper=1`) stops too.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_rollout_corr.config import parse, to_mapping
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
+from verl_rollout_corr.node import value_at
 from verl_rollout_corr.run_check import BYPASS_LOSS_MODE, check_run
 
 NAME = "rollout_corr"
@@ -74,9 +75,9 @@ def is_switched_on(root: Any) -> bool:
 
     Raises ConfigError if it does to one of them only, or hands on what an earlier resolution left of it.
     """
-    nodes = {path: _node_at(root, path) for path in _SWITCHES}
+    nodes = {path: value_at(root, path) for path in _SWITCHES}
     # `in` alone would resolve what it finds.
-    absent = [path for path, node in nodes.items() if node is None or NAME not in node.keys()]  # noqa: SIM118
+    absent = [path for path, node in nodes.items() if not isinstance(node, Mapping) or NAME not in node.keys()]  # noqa: SIM118
     if len(absent) == len(nodes):
         return False
     if absent:
@@ -93,13 +94,6 @@ def is_switched_on(root: Any) -> bool:
                 "that is not resolved (--cfg job without --resolve, or a run's .hydra/config.yaml)."
             )
     return True
-
-
-def _node_at(root: Any, path: str) -> Any:
-    node = root
-    for key in path.split("."):
-        node = node.get(key, None) if node is not None else None
-    return node
 
 
 def parse_node(root: DictConfig) -> RolloutCorrConfig:

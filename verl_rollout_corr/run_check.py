@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import Denominator, Invalid, Mode, Outside, RolloutCorrConfig, Scope
-from verl_rollout_corr.node import instead, shown
+from verl_rollout_corr.node import ABSENT, instead, shown, value_at
 
 BYPASS_LOSS_MODE = "rollout_corr"
 """The name under which the hook registers its policy loss with verl."""
@@ -21,7 +21,6 @@ POLICY_LOSS_TARGET = "verl_rollout_corr.hooks.policy_loss.RolloutCorrPolicyLossC
 TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 """The V1 trainers that the hook knows."""
 
-_ABSENT = object()
 _LOSS = "actor_rollout_ref.actor.policy_loss"
 _OWN = "algorithm.rollout_correction"
 # verl 0.9.1's defaults, and what says the same here. Any other value was written by hand.
@@ -64,7 +63,7 @@ def policy_loss_objection(loss_mode: str, config: RolloutCorrConfig) -> str | No
 
 def _check_log_probs(run: Mapping[str, Any]) -> None:
     key = "actor_rollout_ref.rollout.calculate_log_probs"
-    found = _at(run, key)
+    found = value_at(run, key)
     if found is not True:
         raise ConfigError(
             f"{key} is {_shown(found)}: unless it is true the rollout engine returns no log-probs, and there would be "
@@ -77,18 +76,18 @@ def _check_sampling_log_probs(run: Mapping[str, Any]) -> None:
     rollout = "actor_rollout_ref.rollout"
     # Arguments of the engine's own go over verl's, and vLLM takes an absent mode for raw_logprobs.
     key = f"{rollout}.logprobs_mode"
-    vllm = _at(run, f"{rollout}.name") == "vllm"
-    if vllm and _at(run, f"{rollout}.engine_kwargs.vllm.logprobs_mode") not in (_ABSENT, None):
+    vllm = value_at(run, f"{rollout}.name") == "vllm"
+    if vllm and value_at(run, f"{rollout}.engine_kwargs.vllm.logprobs_mode") not in (ABSENT, None):
         key = f"{rollout}.engine_kwargs.vllm.logprobs_mode"
-    found = _at(run, key)
+    found = value_at(run, key)
     mode = "raw_logprobs" if found is None and vllm else found
-    temperature = _at(run, f"{rollout}.temperature")
+    temperature = value_at(run, f"{rollout}.temperature")
     if isinstance(mode, str) and mode.endswith("_logits"):
         raise ConfigError(
             f"{key} is {_shown(found)}: logits are no log-probs. "
             f"Write {rollout}.logprobs_mode=processed_logprobs, or leave {key} out."
         )
-    if mode == "raw_logprobs" and temperature not in (_ABSENT, 1, 1.0):
+    if mode == "raw_logprobs" and temperature not in (ABSENT, 1, 1.0):
         raise ConfigError(
             f"{key} is {_shown(found)} and {rollout}.temperature {_shown(temperature)}: the engine would report "
             "log-probs before the temperature, which the trainer applies. "
@@ -97,14 +96,14 @@ def _check_sampling_log_probs(run: Mapping[str, Any]) -> None:
 
 
 def _check_own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
-    bypass = _at(run, f"{_OWN}.bypass_mode")
-    if bypass is not _ABSENT and bypass is not (config.mode is Mode.BYPASS):
+    bypass = value_at(run, f"{_OWN}.bypass_mode")
+    if bypass is not ABSENT and bypass is not (config.mode is Mode.BYPASS):
         raise ConfigError(
             f"{_OWN}.bypass_mode is {_shown(bypass)}, and rollout_corr.mode is '{config.mode}'. "
             f"Leave {_OWN}.bypass_mode out, it follows rollout_corr.mode, and write rollout_corr.mode: "
             f"{'decoupled' if config.mode is Mode.BYPASS else 'bypass'} if that is what you want."
         )
-    own = _at(run, _OWN)
+    own = value_at(run, _OWN)
     for name, found in cast("Mapping[str, Any]", own).items() if isinstance(own, Mapping) else ():
         default, ours = _OWN_DEFAULTS.get(name, (None, "a key of rollout_corr"))
         if name not in ("bypass_mode", "rollout_corr", "_target_") and found != default:
@@ -112,8 +111,8 @@ def _check_own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> 
                 f"{_OWN}.{name} is {_shown(found)}: verl's own correction cannot run beside rollout_corr. Leave it out "
                 f"(its default is {_shown(default)}) and write {ours}, or leave +rollout_corr out."
             )
-    nested = _at(run, f"{_LOSS}.rollout_correction")
-    if nested is not _ABSENT and nested is not None:
+    nested = value_at(run, f"{_LOSS}.rollout_correction")
+    if nested is not ABSENT and nested is not None:
         raise ConfigError(
             f"{_LOSS}.rollout_correction is {_shown(nested)}: verl's own correction cannot run beside rollout_corr. "
             f"Leave it out and write rollout_corr, or leave +rollout_corr out."
@@ -122,8 +121,8 @@ def _check_own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> 
 
 def _check_worker(run: Mapping[str, Any]) -> None:
     key = f"{_LOSS}._target_"
-    found = _at(run, key)
-    if _at(run, _LOSS) is not _ABSENT and found != POLICY_LOSS_TARGET:
+    found = value_at(run, key)
+    if value_at(run, _LOSS) is not ABSENT and found != POLICY_LOSS_TARGET:
         raise ConfigError(
             f"{key} is {_shown(found)}: the actor workers would not know of rollout_corr. "
             f"Leave it out (the presets set it), or write {POLICY_LOSS_TARGET}."
@@ -132,8 +131,8 @@ def _check_worker(run: Mapping[str, Any]) -> None:
 
 def _check_policy_loss(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
     key = f"{_LOSS}.loss_mode"
-    found = _at(run, key)
-    if found is _ABSENT:
+    found = value_at(run, key)
+    if found is ABSENT:
         return
     if config.mode is Mode.BYPASS:
         if found != BYPASS_LOSS_MODE:
@@ -149,8 +148,8 @@ def _check_policy_loss(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Non
 
 def _check_distillation(run: Mapping[str, Any]) -> None:
     key = "distillation.enabled"
-    found = _at(run, key)
-    if found not in (False, None, _ABSENT):
+    found = value_at(run, key)
+    if found not in (False, None, ABSENT):
         raise ConfigError(
             f"{key} is {_shown(found)}: the distillation loss takes neither these weights nor this mask. "
             f"Write {key}=false, or leave +rollout_corr out."
@@ -159,8 +158,12 @@ def _check_distillation(run: Mapping[str, Any]) -> None:
 
 def _check_multi_token_prediction(run: Mapping[str, Any]) -> None:
     key = "actor_rollout_ref.model.mtp"
-    enabled, trains, detached = (_at(run, f"{key}.{name}") for name in ("enable", "enable_train", "detach_encoder"))
-    megatron = _at(run, "actor_rollout_ref.actor.strategy") == "megatron"  # verl's other engines train no such head
+    enabled, trains, detached = (
+        value_at(run, f"{key}.{name}") for name in ("enable", "enable_train", "detach_encoder")
+    )
+    megatron = (
+        value_at(run, "actor_rollout_ref.actor.strategy") == "megatron"
+    )  # verl's other engines train no such head
     if megatron and enabled is True and trains is True and detached is not True:
         raise ConfigError(
             f"{key}.enable_train is true: verl adds that loss outside the policy's, so that rejected tokens would "
@@ -177,7 +180,7 @@ def _check_invalid(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
         ("algorithm.use_kl_in_reward", (True,), "false"),
         ("algorithm.adv_estimator", ("optimal_token_baseline", "tir_optimal_token_baseline"), "grpo"),
     ):
-        found = _at(run, key)
+        found = value_at(run, key)
         if found in readers:
             raise ConfigError(
                 f"{key} is {_shown(found)}, and rollout_corr.invalid is 'reject': log-probs would be read there before "
@@ -188,8 +191,8 @@ def _check_invalid(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
 
 def _check_trainer(run: Mapping[str, Any]) -> None:
     key = "trainer.v1.trainer_mode"
-    found = _at(run, key)
-    if _at(run, "trainer.use_v1") is True and found not in TRAINER_MODES:
+    found = value_at(run, key)
+    if value_at(run, "trainer.use_v1") is True and found not in TRAINER_MODES:
         raise ConfigError(
             f"{key} is {_shown(found)}: whether that trainer applies the correction is not known. "
             f"{instead(str(found), TRAINER_MODES, {})}"
@@ -264,15 +267,5 @@ _POLICY_LOSSES: dict[str, Callable[[RolloutCorrConfig], str | None]] = {
 }
 
 
-def _at(run: Mapping[str, Any], path: str) -> object:
-    """The value at a dotted path, or `_ABSENT`."""
-    value: object = run
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return _ABSENT
-        value = cast("Mapping[str, object]", value)[key]
-    return value
-
-
 def _shown(value: object) -> str:
-    return "not set" if value is _ABSENT else shown(value)
+    return "not set" if value is ABSENT else shown(value)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import CRITERION_NAMES
-from verl_rollout_corr.node import two_bounds, two_bounds_instead
+from verl_rollout_corr.node import ABSENT, two_bounds, two_bounds_instead, value_at
 
 BASE = "rollout_corr_base"
 """The document that every preset brings: what it says of verl's own keys switches the correction on."""
@@ -29,7 +29,6 @@ BASE = "rollout_corr_base"
 _OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
 _GROUP = "rollout_corr/"
 _REJECT = "rollout_corr.reject"
-_DELETED = object()
 _SWEPT = re.compile(r"[,()\s]+")
 _BEFORE_VALUE = re.compile(r":(?=\S)")
 _BOUNDS = ("lower", "upper")
@@ -123,7 +122,10 @@ def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, .
     return tuple(
         Document(
             name,
-            tuple(_walk(yaml.compose(_text(sources, name), Loader=yaml.SafeLoader), default.package or "")),
+            # Of a key that an anchor brings and the document sets, the latter counts: it comes last.
+            tuple(
+                dict(_walk(yaml.compose(_text(sources, name), Loader=yaml.SafeLoader), default.package or "")).items()
+            ),
             package=default.package or "",
             parent=(default.parent or "").removesuffix(".yaml"),
         )
@@ -136,10 +138,10 @@ def check_base(documents: Iterable[Document]) -> None:
     put where nothing reads it.
     """
     documents = list(documents)
+    # Without a header, a preset of one's own is composed into the group's package, where its values belong.
+    packages = {BASE: ("",)} | dict.fromkeys(_preset_documents(documents), ("", "rollout_corr"))
     for document in documents:
-        # Without a header, a preset of one's own is composed into the group's package, where its values belong.
-        allowed = ("", "rollout_corr") if document.name in _preset_documents(documents) else ("",)
-        if document.package not in allowed and (document.name == BASE or len(allowed) > 1):
+        if document.name in packages and document.package not in packages[document.name]:
             raise ConfigError(
                 f"{document.name}@{document.package} puts the preset's values below {document.package}, where nothing "
                 f"reads them. Leave @{document.package} out."
@@ -163,8 +165,8 @@ def check_overwritten(documents: Iterable[Document], config: DictConfig, overrid
     for document, key, text in below_presets(documents):
         if not key.startswith("rollout_corr.") or any(f"{key}.".startswith(f"{other}.") for other in meant):
             continue
-        found = _at(composed, key)
-        if found is not _DELETED and found != _read(text) and str(found) != text:
+        found = value_at(composed, key)  # absent where an override takes away what a document brings
+        if found is not ABSENT and found != _read(text) and str(found) != text:
             raise ConfigError(
                 f"{key} is {text} in {document}.yaml, and a preset, merged after it, sets {found}. Write the preset "
                 f"into the defaults of {document}.yaml, before _self_ (- rollout_corr: <preset>), or {key}={text} on "
@@ -199,15 +201,6 @@ def below_presets(documents: Iterable[Document]) -> Iterator[tuple[str, str, str
             return
         for key, text in document.scalars:
             yield document.name, key, text
-
-
-def _at(node: Any, key: str) -> Any:
-    """The value at a dotted key, or `_DELETED`: an override may take away what a document brings."""
-    for word in key.split("."):
-        if not isinstance(node, dict) or word not in node:
-            return _DELETED
-        node = cast("dict[str, Any]", node)[word]
-    return node
 
 
 def _read(text: str) -> object:

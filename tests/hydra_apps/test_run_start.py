@@ -323,6 +323,15 @@ def test_a_value_in_a_configuration_of_ones_own_that_stands(
     assert parse_node(own_application(tmp_path, *overrides)).reject[0].bounds.upper == upper
 
 
+def test_a_value_that_goes_over_an_anchors_is_the_documents(own_application: Any, tmp_path: Path) -> None:
+    text = (
+        "defaults: [ppo_trainer, _self_]\nmine: &mine {upper: 0.02}\n"
+        "rollout_corr: {reject: {seq_mean_k3: {<<: *mine, upper: 0.01}}}\n"
+    )
+    (tmp_path / "run.yaml").write_text(text)
+    assert parse_node(own_application(tmp_path, "+rollout_corr=k3_rs")).reject[0].bounds.upper == 0.01
+
+
 def test_a_complete_node_may_be_completed_again(composed: Any) -> None:
     config = composed("+rollout_corr=trm")
     check_start(config)
