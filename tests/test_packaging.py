@@ -36,12 +36,12 @@ from hydra import compose, initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 import hydra_plugins.verl_rollout_corr.search_path as plugin
-import verl_rollout_corr.config as package
+import verl_rollout_corr.configuration.parser as package
 with initialize_config_module("verl.trainer.config", version_base=None):
     loader = GlobalHydra.instance().config_loader()
     run = compose("ppo_trainer", ["+rollout_corr=k3_rs"])
 from omegaconf import OmegaConf
-from verl_rollout_corr.presets import load_preset
+from verl_rollout_corr.configuration.presets import load_preset
 print(json.dumps({
     "plugin": plugin.__file__,
     "package": package.__file__,

@@ -17,32 +17,33 @@ from verl_rollout_corr.errors import (
 )
 
 if TYPE_CHECKING:
-    from verl_rollout_corr.config import parse as parse
-    from verl_rollout_corr.correction import Correction as Correction
-    from verl_rollout_corr.correction import Decision as Decision
-    from verl_rollout_corr.correction import correct as correct
-    from verl_rollout_corr.correction import decide as decide
+    from verl_rollout_corr.api import correct as correct
+    from verl_rollout_corr.configuration.parser import parse as parse
+    from verl_rollout_corr.configuration.presets import load_preset as load_preset
+    from verl_rollout_corr.configuration.presets import preset_names as preset_names
     from verl_rollout_corr.grammar import RolloutCorrConfig as RolloutCorrConfig
-    from verl_rollout_corr.metrics import finalize as finalize
-    from verl_rollout_corr.presets import load_preset as load_preset
-    from verl_rollout_corr.presets import preset_names as preset_names
-    from verl_rollout_corr.sums import Sums as Sums
+    from verl_rollout_corr.maths.correction import Correction as Correction
+    from verl_rollout_corr.maths.correction import Decision as Decision
+    from verl_rollout_corr.maths.correction import decide as decide
+    from verl_rollout_corr.maths.metrics import finalize as finalize
+    from verl_rollout_corr.maths.sums import Sums as Sums
 
 __version__ = "0.1.0"
 """The version of the distribution too: pyproject.toml reads it from here."""
 
-_HOMES = {
-    "correct": "correction",
-    "decide": "correction",
-    "Correction": "correction",
-    "Decision": "correction",
-    "finalize": "metrics",
-    "Sums": "sums",
-    "load_preset": "presets",
-    "preset_names": "presets",
-    "parse": "config",
+HOMES = {
+    "correct": "api",
+    "decide": "maths.correction",
+    "Correction": "maths.correction",
+    "Decision": "maths.correction",
+    "finalize": "maths.metrics",
+    "Sums": "maths.sums",
+    "load_preset": "configuration.presets",
+    "preset_names": "configuration.presets",
+    "parse": "configuration.parser",
     "RolloutCorrConfig": "grammar",
 }
+"""The module that each name of the face is loaded from when it is used."""
 
 __all__ = [
     "ConfigError",
@@ -64,6 +65,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)

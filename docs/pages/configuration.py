@@ -10,7 +10,7 @@ from typing import Any
 from pages.markdown import block, code, page, sentences, table
 from pages.source import words
 from verl_rollout_corr import ConfigError, grammar
-from verl_rollout_corr.config import parse, to_mapping
+from verl_rollout_corr.configuration.parser import parse, to_mapping
 
 _NUMBER = "a number above 0, or null"
 _COUNT = "a whole number of at least 1"

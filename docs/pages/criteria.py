@@ -6,9 +6,9 @@ import inspect
 
 from pages.markdown import code, page, sentences, table
 from pages.words import UNITS, bounds_of, names_of, passes_when, range_of, users_of_criterion, value_of
-from verl_rollout_corr import criteria
 from verl_rollout_corr.grammar import CRITERION_NAMES, STATS, Scope, Stat, When
-from verl_rollout_corr.statistics import STATISTICS
+from verl_rollout_corr.maths import criteria
+from verl_rollout_corr.maths.statistics import STATISTICS
 
 _INTRODUCTION = f"""
 `rollout_corr.reject` maps criteria to bounds, as in `reject: {{seq_mean_k3: {{upper: 0.01}}}}`. There are

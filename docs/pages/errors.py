@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 
 from pages.markdown import block, code, page, sentences, table
 from verl_rollout_corr import RolloutCorrError, correct, errors
-from verl_rollout_corr.config import check_run, parse
+from verl_rollout_corr.configuration.parser import check_run, parse
+from verl_rollout_corr.configuration.resolver import is_switched_on
+from verl_rollout_corr.configuration.run_check import POLICY_LOSS_TARGET
 from verl_rollout_corr.hooks import driver
 from verl_rollout_corr.hooks.asked import check_switched_on
 from verl_rollout_corr.hooks.compat import known_trainer
-from verl_rollout_corr.resolver import is_switched_on
-from verl_rollout_corr.run_check import POLICY_LOSS_TARGET
 
 _TRAIN = torch.full((2, 3), -1.0)
 _ONES = torch.ones(2, 3)

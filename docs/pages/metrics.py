@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pages.markdown import code, page, sentences, table
-from verl_rollout_corr import metrics
-from verl_rollout_corr.collection import POSITION_BINS, PROBABILITY_BINS, STALENESS_BINS
-from verl_rollout_corr.config import parse
-from verl_rollout_corr.metric_table import METRICS, PREFIX, MetricInfo
-from verl_rollout_corr.metrics import finalize
-from verl_rollout_corr.sums import Sums
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.maths import metrics
+from verl_rollout_corr.maths.collection import POSITION_BINS, PROBABILITY_BINS, STALENESS_BINS
+from verl_rollout_corr.maths.metric_table import METRICS, PREFIX, MetricInfo
+from verl_rollout_corr.maths.metrics import finalize
+from verl_rollout_corr.maths.sums import Sums
 
 _CRITERION = "seq_mean_k3"
 _BIN = "by_prob/0_0.01"

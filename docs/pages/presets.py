@@ -7,7 +7,7 @@ from typing import Any
 
 from pages.markdown import block, code, page, table
 from pages.words import presets
-from verl_rollout_corr.config import parse, to_mapping
+from verl_rollout_corr.configuration.parser import parse, to_mapping
 
 _INTRODUCTION = """
 A preset is a YAML file in the Hydra group `rollout_corr`: one is switched on by `+rollout_corr=<name>`, several by

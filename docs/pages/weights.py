@@ -7,9 +7,9 @@ import inspect
 from pages.markdown import code, page, table
 from pages.source import words
 from pages.words import users_of_level
-from verl_rollout_corr import weights
 from verl_rollout_corr.grammar import LEVELS, Normalize, Outside
-from verl_rollout_corr.log_ratio import ratio
+from verl_rollout_corr.maths import weights
+from verl_rollout_corr.maths.log_ratio import ratio
 
 _INTRODUCTION = """
 `rollout_corr.weights` says what a token's loss is multiplied by. r_t = pi_train(a_t) / mu(a_t). Weights are detached,

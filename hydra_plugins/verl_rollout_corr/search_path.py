@@ -22,7 +22,7 @@ class RolloutCorrSearchPath(SearchPathPlugin):
         paths = [element.path or "" for element in search_path.get_path()]
         if "verl" not in sys.modules and not any(path.startswith("pkg://verl.") for path in paths):
             return
-        from verl_rollout_corr import schema
+        from verl_rollout_corr.configuration import schema
 
         schema.register()
         if _PRESETS not in paths:

@@ -22,7 +22,7 @@ from verl_rollout_corr.hooks.fully_async import (
     wrap_reset,
 )
 from verl_rollout_corr.hooks.transport import Carried
-from verl_rollout_corr.metrics import staleness_share
+from verl_rollout_corr.maths.metrics import staleness_share
 
 CONFIG = load_preset(["seq_is", "k3_rs"])
 

@@ -15,11 +15,11 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 
-from verl_rollout_corr.config import to_mapping
+from verl_rollout_corr.configuration.parser import to_mapping
+from verl_rollout_corr.configuration.presets import load_preset
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.hooks import activity, compat, driver, driver_v0, driver_v1
 from verl_rollout_corr.hooks.policy_loss import RolloutCorrPolicyLossConfig
-from verl_rollout_corr.presets import load_preset
 
 KNOWN = [
     PPOTrainerSync,

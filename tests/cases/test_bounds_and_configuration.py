@@ -13,7 +13,7 @@ import torch
 
 from cases.rows import ask, from_log_ratios, from_ratios, metric
 from verl_rollout_corr import ConfigError, load_preset
-from verl_rollout_corr.config import parse
+from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.grammar import CRITERION_NAMES
 
 K1_NAMES = ["token_k1"] + [f"{scope}_{agg}_k1" for scope in ("turn", "seq") for agg in ("sum", "mean", "max")]

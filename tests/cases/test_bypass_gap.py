@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases.rows import ask, from_log_ratios, metric
-from verl_rollout_corr.losses import ppo_clip, reinforce
+from verl_rollout_corr.maths.losses import ppo_clip, reinforce
 
 
 def gradient(loss_of: str, gap: float, advantage: float) -> float:

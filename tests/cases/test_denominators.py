@@ -10,7 +10,7 @@ import torch
 from cases.rows import ask, from_log_ratios, from_ratios, metric
 from verl_rollout_corr import finalize
 from verl_rollout_corr.grammar import CRITERION_NAMES, Denominator
-from verl_rollout_corr.losses import aggregate
+from verl_rollout_corr.maths.losses import aggregate
 
 CONFIG = {
     "weights": {"level": "seq_sum", "lower": 0.1, "upper": 2.0},

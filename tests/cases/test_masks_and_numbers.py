@@ -9,9 +9,9 @@ import torch
 
 from cases.rows import ask, from_log_ratios, from_ratios, metric
 from verl_rollout_corr import InputError, finalize
-from verl_rollout_corr.config import parse
-from verl_rollout_corr.correction import decide
-from verl_rollout_corr.losses import aggregate, ppo_clip, reinforce
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.maths.correction import decide
+from verl_rollout_corr.maths.losses import aggregate, ppo_clip, reinforce
 
 LEVELS = ("token", "turn_sum", "turn_mean", "seq_sum", "seq_mean", "prefix_sum")
 NAN, INF = math.nan, math.inf

@@ -48,10 +48,10 @@ BROKEN = {
     ),
     "part_of_the_hook_raises": Refusal(
         K3,
-        ("the verl plug-in failed to load", "broken by e2e_break_import: verl_rollout_corr.resolver"),
+        ("the verl plug-in failed to load", "broken by e2e_break_import: verl_rollout_corr.configuration.resolver"),
         {
             "VERL_USE_EXTERNAL_MODULES": f"{PLATFORM},e2e_break_import",
-            "E2E_BREAK": "driver:verl_rollout_corr.resolver",
+            "E2E_BREAK": "driver:verl_rollout_corr.configuration.resolver",
         },
     ),
     "other_signature": Refusal(

@@ -225,7 +225,7 @@ def _add_node(node: Any, spec: dict[str, Any]) -> None:
 
     from omegaconf import open_dict
 
-    from verl_rollout_corr.config import parse, to_mapping
+    from verl_rollout_corr.configuration.parser import parse, to_mapping
 
     parsed = parse(spec)
     with open_dict(node.policy_loss):

@@ -16,10 +16,10 @@ from verl.workers.utils.padding import left_right_2_no_padding
 
 from hooks import rows as forms
 from hooks.rows import Row
-from verl_rollout_corr.config import parse, to_mapping
+from verl_rollout_corr.configuration.parser import parse, to_mapping
+from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE
 from verl_rollout_corr.hooks import compat, policy_loss
 from verl_rollout_corr.hooks.worker import wrap_ppo_loss
-from verl_rollout_corr.run_check import BYPASS_LOSS_MODE
 
 VERL_LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - {BYPASS_LOSS_MODE})
 """Every policy loss that verl registers."""

@@ -16,7 +16,7 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos, ray_trainer, rollout_corr_helper
 from verl.trainer.ppo.v1 import utils as v1_utils
 
-from verl_rollout_corr.config import parse, to_mapping
+from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.hooks import advantages
 
 K3 = {"seq_mean_k3": {"upper": 0.01}}

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hooks import direct
 from hooks.rows import Row
-from verl_rollout_corr import correct, inputs, losses
+from verl_rollout_corr import correct
 from verl_rollout_corr.hooks.transport import APPLIED_KEY
+from verl_rollout_corr.maths import inputs, losses
 
 PROMPT = torch.tensor([3, 4])
 
@@ -108,7 +109,7 @@ def test_the_sign_of_the_advantage_decides(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("mode", losses.AGGREGATION_MODES)
 @pytest.mark.parametrize("loss", ["ppo_clip", "reinforce"])
 def test_the_maths_has_the_same_loss(monkeypatch: pytest.MonkeyPatch, loss: str, mode: str) -> None:
-    """What `verl_rollout_corr.losses` says of a batch in one piece, with weights and rejected tokens."""
+    """What `verl_rollout_corr.maths.losses` says of a batch in one piece, with weights and rejected tokens."""
     spec = {"mode": "bypass", "loss": loss, "reject": {"token_k1": {"lower": 0.95, "upper": 1.5}}}
     if loss == "reinforce":
         spec |= {"weights": {"level": "token", "upper": 1.15}}

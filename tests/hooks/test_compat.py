@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from verl_rollout_corr.configuration.versions import SUPPORTED_VERL
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.hooks import compat
-from verl_rollout_corr.versions import SUPPORTED_VERL
 
 VERSION = importlib.metadata.version("verl")
 

@@ -11,7 +11,7 @@ import torch
 
 from hooks import direct
 from hooks.rows import Row
-from verl_rollout_corr.config import parse
+from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.hooks import driver
 from verl_rollout_corr.hooks.applied import Applied

@@ -10,7 +10,7 @@ import torch
 from hooks import direct
 from hooks.rows import Row, queue_form
 from hooks.test_gradients import WEIGHTED
-from verl_rollout_corr.config import parse
+from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.hooks.transport import SUMS_KEY
 
 

@@ -12,7 +12,7 @@ from verl_rollout_corr import correct, load_preset
 from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import notices
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.losses import clipped
+from verl_rollout_corr.maths.losses import clipped
 
 K3 = load_preset("k3_rs")
 BYPASS = load_preset("bypass_ppo_clip")

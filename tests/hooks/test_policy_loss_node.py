@@ -15,11 +15,11 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from hooks import direct
 from hooks.rows import Row
 from hooks.test_gradients import WEIGHTED
-from verl_rollout_corr.config import parse, to_mapping
+from verl_rollout_corr.configuration.parser import parse, to_mapping
+from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE
 from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.hooks import activity, compat
 from verl_rollout_corr.hooks.policy_loss import RolloutCorrPolicyLossConfig
-from verl_rollout_corr.run_check import BYPASS_LOSS_MODE
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 from hooks import direct
 from hooks.direct import Result
 from hooks.rows import Row
-from verl_rollout_corr.config import parse
-from verl_rollout_corr.run_check import policy_loss_objection
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.configuration.run_check import policy_loss_objection
 
 SEPARABLE = ("vanilla", "dppo_tv", "dppo_kl", "sapo", "gpg", "cispo", "dro")
 """A token's term depends on that token alone: any rejection is right."""

@@ -16,7 +16,7 @@ from hooks.reference import Objective
 from hooks.rows import Row, padding_row
 from hooks.test_gradients import REINFORCE, TOKEN_BAND, WEIGHTED, seq_ratio, token_band
 from verl_rollout_corr import correct, finalize
-from verl_rollout_corr.config import parse
+from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, gather
 
 WAYS = [(1, 8, False), (1, 2, False), (2, 2, False), (2, 1, False), (2, 40, True)]

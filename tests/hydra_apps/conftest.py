@@ -11,7 +11,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
-from verl_rollout_corr import resolver
+from verl_rollout_corr.configuration import resolver
 
 Compose = Callable[..., DictConfig]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from verl_rollout_corr.config import to_mapping
+from verl_rollout_corr.configuration.parser import to_mapping
+from verl_rollout_corr.configuration.presets import load_preset, preset_names
 from verl_rollout_corr.errors import ConfigError
-from verl_rollout_corr.presets import load_preset, preset_names
 
 RAY_STARTS = "ray init kwargs"
 COMPLETE = [

@@ -11,11 +11,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, UnsupportedInterpolationType
 
-from verl_rollout_corr import resolver
-from verl_rollout_corr.config import parse
+from verl_rollout_corr.configuration import resolver
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.configuration.presets import load_preset, preset_names
+from verl_rollout_corr.configuration.run_check import POLICY_LOSS_TARGET
 from verl_rollout_corr.grammar import Mode
-from verl_rollout_corr.presets import load_preset, preset_names
-from verl_rollout_corr.run_check import POLICY_LOSS_TARGET
 
 
 def spec(run: DictConfig) -> Any:

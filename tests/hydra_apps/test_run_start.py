@@ -13,12 +13,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf, open_dict
 
-from verl_rollout_corr import hydra_callback
-from verl_rollout_corr.config import parse, to_mapping
+from verl_rollout_corr.configuration import callback as hydra_callback
+from verl_rollout_corr.configuration.callback import RunStart, check_start
+from verl_rollout_corr.configuration.parser import parse, to_mapping
+from verl_rollout_corr.configuration.presets import load_preset
+from verl_rollout_corr.configuration.resolver import parse_node
 from verl_rollout_corr.errors import ConfigError, HookError
-from verl_rollout_corr.hydra_callback import RunStart, check_start
-from verl_rollout_corr.presets import load_preset
-from verl_rollout_corr.resolver import parse_node
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
 from hydra_plugins.verl_rollout_corr.search_path import RolloutCorrSearchPath
-from verl_rollout_corr.presets import preset_names
+from verl_rollout_corr.configuration.presets import preset_names
 
 
 def _paths_after(monkeypatch: pytest.MonkeyPatch, verl: bool, *paths: str) -> list[str]:
@@ -65,7 +65,7 @@ def test_hydras_own_loader_lists_the_presets(compose_verl: Any) -> None:
 def test_scanning_costs_no_heavy_import() -> None:
     code = (
         "import sys; from hydra.core.plugins import Plugins; Plugins.instance();"
-        "names = {'torch', 'verl', 'ray', 'verl_rollout_corr.config', 'yaml.nothing'};"
+        "names = {'torch', 'verl', 'ray', 'verl_rollout_corr.configuration.parser', 'yaml.nothing'};"
         "assert 'hydra_plugins.verl_rollout_corr.search_path' in sys.modules;"
         "print(sorted(names & set(sys.modules)))"
     )

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from oracle.batches import LEVELS, random_batch, random_config, random_weights
 
 from verl_rollout_corr import correct, finalize
-from verl_rollout_corr.config import parse
-from verl_rollout_corr.correction import decide
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.maths.correction import decide
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*float32.*")
 

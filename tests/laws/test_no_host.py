@@ -6,10 +6,10 @@ import pytest
 import torch
 from oracle.batches import LEVELS, NAMES
 
-from verl_rollout_corr.config import parse
-from verl_rollout_corr.correction import decide
+from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.grammar import Denominator
-from verl_rollout_corr.losses import AGGREGATION_MODES, aggregate, ppo_clip, reinforce
+from verl_rollout_corr.maths.correction import decide
+from verl_rollout_corr.maths.losses import AGGREGATION_MODES, aggregate, ppo_clip, reinforce
 
 SHAPE = (3, 7)
 

@@ -15,9 +15,9 @@ from oracle.batches import Batch, random_batch, random_config
 
 from laws.test_layout import assert_same_metrics
 from verl_rollout_corr import correct, finalize
-from verl_rollout_corr.config import parse
-from verl_rollout_corr.correction import decide
-from verl_rollout_corr.sums import Sums
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.maths.correction import decide
+from verl_rollout_corr.maths.sums import Sums
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*float32.*")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from verl_rollout_corr.grammar import Stat
-from verl_rollout_corr.log_ratio import TokenLogProbs
-from verl_rollout_corr.statistics import STATISTICS
+from verl_rollout_corr.maths.log_ratio import TokenLogProbs
+from verl_rollout_corr.maths.statistics import STATISTICS
 
 # Samples from q = N(mean, 1), KL to p = N(0, 1), true value mean^2 / 2. Per mean: bias / true and std / true of k1, k2,
 # k3, as the note prints them.

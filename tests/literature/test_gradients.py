@@ -11,9 +11,9 @@ from torch import Tensor
 from literature.test_unbiased import FP32, worlds
 from literature.worlds import World, reward, world
 from verl_rollout_corr import correct
-from verl_rollout_corr.log_ratio import TokenLogProbs, ratio
-from verl_rollout_corr.losses import aggregate, ppo_clip, reinforce
-from verl_rollout_corr.statistics import k1, k2, k3
+from verl_rollout_corr.maths.log_ratio import TokenLogProbs, ratio
+from verl_rollout_corr.maths.losses import aggregate, ppo_clip, reinforce
+from verl_rollout_corr.maths.statistics import k1, k2, k3
 
 MODE = "seq-mean-token-sum"  # the mean over rows is E_mu
 

@@ -10,7 +10,7 @@ import torch
 
 from peers.vector import log_probs
 from verl_rollout_corr import correct
-from verl_rollout_corr.losses import ppo_clip
+from verl_rollout_corr.maths.losses import ppo_clip
 
 
 def ask(log_ratios: list[list[float]], config: dict[str, Any], **optional: Any) -> Any:

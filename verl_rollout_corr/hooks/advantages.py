@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from verl import DataProto
 
-from verl_rollout_corr.correction import correct
 from verl_rollout_corr.grammar import Baseline, RolloutCorrConfig
 from verl_rollout_corr.hooks.policy_loss import parse_spec
+from verl_rollout_corr.maths.correction import correct
 
 ROW_KEPT = "rollout_corr_row_kept"
 """The column of rows that vote in their group's baseline."""

@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from verl_rollout_corr import resolver, written
+from verl_rollout_corr.configuration import resolver, written
 from verl_rollout_corr.errors import ConfigError
 
 _OVERRIDE = re.compile(r"\+{0,2}rollout_corr\s*[.=@]")

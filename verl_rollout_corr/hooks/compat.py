@@ -15,9 +15,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from verl_rollout_corr.configuration.versions import SUPPORTED_VERL, check_version
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.hooks.seams import SEAMS, TRAINERS, Seam, Trainer
-from verl_rollout_corr.versions import SUPPORTED_VERL, check_version
 
 _MARK = "__rollout_corr_seam__"
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from omegaconf import open_dict
 
-from verl_rollout_corr.correction import Correction, correct
 from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogProbsError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import activity, compat, notices
@@ -22,10 +21,11 @@ from verl_rollout_corr.hooks.first_invalid import FirstInvalid
 from verl_rollout_corr.hooks.policy_loss import HOOKED_TRAINER
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, gather
 from verl_rollout_corr.hooks.weight_versions import history_of
-from verl_rollout_corr.inputs import check_valid
-from verl_rollout_corr.metric_table import PREFIX
-from verl_rollout_corr.metrics import finalize, staleness_share
-from verl_rollout_corr.sums import Sums
+from verl_rollout_corr.maths.correction import Correction, correct
+from verl_rollout_corr.maths.inputs import check_valid
+from verl_rollout_corr.maths.metric_table import PREFIX
+from verl_rollout_corr.maths.metrics import finalize, staleness_share
+from verl_rollout_corr.maths.sums import Sums
 
 
 def missing_rollout_log_probs() -> MissingRolloutLogProbsError:

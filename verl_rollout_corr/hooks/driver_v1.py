@@ -14,7 +14,6 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from verl.workers.utils.padding import response_to_nested
 
-from verl_rollout_corr.correction import Correction
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Mode
 from verl_rollout_corr.hooks import compat, driver
@@ -23,6 +22,7 @@ from verl_rollout_corr.hooks.dumping import STEP
 from verl_rollout_corr.hooks.first_invalid import ROW
 from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.hooks.worker import HORIZON, KEEP, STALENESS
+from verl_rollout_corr.maths.correction import Correction
 
 _FIELDS = ["uid", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
 

@@ -18,7 +18,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
-from verl_rollout_corr.config import to_mapping
+from verl_rollout_corr.configuration.parser import to_mapping
 from verl_rollout_corr.grammar import RolloutCorrConfig
 
 STEP = "rollout_corr_step"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_rollout_corr.inputs import invalid_tokens
+from verl_rollout_corr.maths.inputs import invalid_tokens
 
 ROW = "rollout_corr_row"
 """The column of bypass mode that numbers the rows of the trainer's batch."""

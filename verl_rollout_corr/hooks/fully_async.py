@@ -13,7 +13,7 @@ from typing import Any
 
 from verl_rollout_corr.hooks import driver
 from verl_rollout_corr.hooks.transport import Carried
-from verl_rollout_corr.sums import Sums
+from verl_rollout_corr.maths.sums import Sums
 
 STATISTICS_KEY = "rollout_corr/statistics"
 """One update's (statistics, floor), carried. Never reaches a tracker."""

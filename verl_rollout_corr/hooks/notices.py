@@ -11,7 +11,7 @@ from typing import Any
 from verl_rollout_corr.grammar import Baseline, Denominator, RolloutCorrConfig
 from verl_rollout_corr.hooks.advantages import GROUPED_ESTIMATORS
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.metric_table import PREFIX
+from verl_rollout_corr.maths.metric_table import PREFIX
 
 
 @dataclass(frozen=True)

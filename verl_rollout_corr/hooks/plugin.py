@@ -12,10 +12,10 @@ import logging
 import os
 from types import ModuleType
 
+from verl_rollout_corr import patching
+from verl_rollout_corr.configuration.versions import check_version
 from verl_rollout_corr.errors import RolloutCorrError
 from verl_rollout_corr.grammar import RolloutCorrConfig
-from verl_rollout_corr.platform import on_import
-from verl_rollout_corr.versions import check_version
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ def load() -> None:
         from verl_rollout_corr import platform
 
         platform.register()
-    on_import.when_imported(_SEPARATE_TRAINERS, _apply_to_separate_trainers)
-    on_import.when_imported("verl.trainer.constants_ppo", _refuse_without_preset)
-    from verl_rollout_corr import resolver
+    patching.when_imported(_SEPARATE_TRAINERS, _apply_to_separate_trainers)
+    patching.when_imported("verl.trainer.constants_ppo", _refuse_without_preset)
+    from verl_rollout_corr.configuration import resolver
 
     resolver.register(activate)
 

@@ -17,13 +17,13 @@ import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.workers.config import PolicyLossConfig
 
-from verl_rollout_corr import losses
-from verl_rollout_corr.config import parse
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE
+from verl_rollout_corr.configuration.versions import check_version
 from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import compat
-from verl_rollout_corr.run_check import BYPASS_LOSS_MODE
-from verl_rollout_corr.versions import check_version
+from verl_rollout_corr.maths import losses
 
 HOOKED_TRAINER = "rollout_corr_trainer"
 """The entry of the actors' configuration in which the hooked trainer writes its name before it starts them."""

@@ -19,7 +19,6 @@ import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
-from verl_rollout_corr.correction import decide
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Denominator, Invalid, Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import dumping
@@ -27,9 +26,10 @@ from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.first_invalid import ROW, FirstInvalid
 from verl_rollout_corr.hooks.policy_loss import clip_bounds
 from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, Carried
-from verl_rollout_corr.inputs import warn_half
-from verl_rollout_corr.losses import clipped
-from verl_rollout_corr.sums import Sums
+from verl_rollout_corr.maths.correction import decide
+from verl_rollout_corr.maths.inputs import warn_half
+from verl_rollout_corr.maths.losses import clipped
+from verl_rollout_corr.maths.sums import Sums
 
 KEEP = "rollout_corr_keep"
 """The column of the trainer's decision, in decoupled mode."""

@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from verl_rollout_corr.errors import HookError
-from verl_rollout_corr.platform import environment, on_import
+from verl_rollout_corr.patching import when_imported
+from verl_rollout_corr.platform import environment
 from verl_rollout_corr.platform.repeatable import batches_in_order, requests_in_waves, requests_per_server
 
 _MARK = "__verl_rollout_corr_shim__"
@@ -42,7 +43,7 @@ class Shim:
     def install(self) -> None:
         """Replaces the attribute when its module is imported, or now. Raises HookError if that is too late."""
         if self.only_with is None or environment.is_on(self.only_with):
-            on_import.when_imported(self.module, self.apply)
+            when_imported(self.module, self.apply)
 
     def apply(self, module: ModuleType) -> None:
         """Checks the original in `module` and replaces it; a second call does nothing."""

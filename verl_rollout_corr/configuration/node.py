@@ -1,0 +1,199 @@
+"""One mapping of the configuration, read key by key: a refusal names the key, the value found and what to write."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from enum import Enum
+from numbers import Integral, Real
+from typing import Any, NoReturn, TypeVar, cast
+
+from verl_rollout_corr.configuration import hints
+from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import CRITERION_NAMES, takes_lower_bound
+
+Word = TypeVar("Word", bound=Enum)
+"""An enum of the grammar."""
+
+_TWO_BOUNDS = re.compile(r"[+-]?[0-9][0-9.eE+-]*_[0-9][0-9._eE+-]*")
+_A_BOUND = "a bound is a number. Write a number above 0, as in {key}: 2.0, or null to leave it open."
+
+
+ABSENT = object()
+"""What `value_at` gives where a key is not there."""
+
+
+def value_at(root: object, path: str) -> Any:
+    """The value at a dotted key of nested mappings (a `DictConfig` is one), or `ABSENT`."""
+    value: Any = root
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return ABSENT
+        value = cast("Mapping[str, Any]", value)[key]
+    return value
+
+
+class Node:
+    """A mapping and the path that leads to it, as in `rollout_corr.weights`."""
+
+    def __init__(self, value: object, path: str) -> None:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path} is {shown(value)}: it holds keys with values. Write {path}: {{<key>: <value>}}.")
+        self.path = path
+        self.values: dict[str, Any] = {}
+        for key, item in cast("Mapping[object, Any]", value).items():
+            if not isinstance(key, str):
+                raise ConfigError(f"{path} has the key {shown(key)}: keys are text. Write a name.")
+            self.values[key] = item
+
+    def at(self, key: str) -> str:
+        """The full path of a key."""
+        return f"{self.path}.{key}"
+
+    def refuse(self, key: str, why: str) -> NoReturn:
+        """Raise ConfigError for the value at a key."""
+        raise ConfigError(f"{self.at(key)} is {shown(self.values.get(key))}: {why}")
+
+    def allow(self, *known: str) -> None:
+        """Refuse every other key."""
+        for key in self.values:
+            if key not in known:
+                self.refuse(key, f"there is no such key here. {instead(key, known, hints.KEYS)}")
+
+    def section(self, key: str) -> Node:
+        """The mapping at a key; absent and null are empty."""
+        value = self.values.get(key)
+        return Node({} if value is None else value, self.at(key))
+
+    def word(self, key: str, words: type[Word], default: Word) -> Word:
+        """One of an enum's words; absent is the default and null is refused."""
+        if key not in self.values:
+            return default
+        word = self.optional_word(key, words)
+        if word is None:
+            self.refuse(key, f"it cannot be null. Write {listed(words)}.")
+        return word
+
+    def optional_word(self, key: str, words: type[Word], meant: Mapping[str, str] = hints.WORDS) -> Word | None:
+        """One of an enum's words, or None for null and absent."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        names = [str(word) for word in words]
+        if not isinstance(value, str):
+            self.refuse(key, f"it is a word. Write {listed(names)}.")
+        if value not in names:
+            self.refuse(key, f"it is none of the words for {key}. {instead(value, names, meant)}")
+        return words(value)
+
+    def bound(self, key: str) -> float | None:
+        """A finite number above 0, or None for null and absent."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            self._refuse_text(key, value)
+        if isinstance(value, bool) or not isinstance(value, Real):
+            self.refuse(key, _A_BOUND.format(key=key))
+        number = _as_float(value)
+        if not math.isfinite(number):
+            self.refuse(key, "a bound is finite. Write a number above 0, or null to leave it open.")
+        if number <= 0.0:
+            self.refuse(
+                key, "a bound is above 0 (k1: of the ratio, not of its logarithm). Write null to leave it open."
+            )
+        return number
+
+    def _refuse_text(self, key: str, text: str) -> NoReturn:
+        pair = two_bounds(text)
+        if pair is not None:
+            self.refuse(key, two_bounds_instead(self.path, pair))
+        try:
+            number = float(text)
+        except ValueError:
+            self.refuse(key, _A_BOUND.format(key=key))
+        if not math.isfinite(number):
+            self.refuse(key, "a bound is finite. Write a number above 0, or null to leave it open.")
+        # YAML 1.1, which PyYAML reads, takes 1e-4 for text, and 1.0e-4 for a number.
+        self.refuse(
+            key,
+            f"a bound is a number, and this is text. Write {_with_point(text.strip())} without quotes "
+            f"(from the environment: ${{oc.decode:${{oc.env:NAME}}}}).",
+        )
+
+    def count(self, key: str) -> int | None:
+        """A whole number of at least 1, or None for null and absent."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
+            self.refuse(key, f"it is a whole number of at least 1. Write one, as in {key}: 2.")
+        return int(value)
+
+
+def _as_float(value: Real) -> float:
+    """The number, inf if it is beyond what a float can hold."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _with_point(text: str) -> str:
+    """`1.0e-4` for `1e-4`."""
+    return re.sub(r"^([+-]?[0-9]+)(?=[eE])", r"\1.0", text)
+
+
+def two_bounds(text: str) -> tuple[str, str] | None:
+    """The two numbers in a text such as `0.5_5` (verl's way to write a lower and an upper bound), or None."""
+    text = text.strip()
+    if not _TWO_BOUNDS.fullmatch(text):
+        return None
+    lower, _, upper = text.partition("_")
+    return lower, upper
+
+
+def two_bounds_instead(path: str, pair: tuple[str, str]) -> str:
+    """Why a text such as `0.5_5` is no bound, and what says the same here."""
+    lower, upper = pair
+    if not _ascending(lower, upper):
+        return f"digits are not grouped with _ here. Write {lower}{upper}, or lower and upper as two keys."
+    name = path.rpartition(".")[2]
+    if name in CRITERION_NAMES and not takes_lower_bound(name):
+        return (
+            f"two numbers in one are not read as two bounds, and {name} has no lower one. Write {path}.upper={upper}."
+        )
+    return f"two numbers in one are not read as two bounds. Write {path}.lower={lower} and {path}.upper={upper}."
+
+
+def _ascending(lower: str, upper: str) -> bool:
+    """Whether these can be a lower and an upper bound, and not the digits of one number."""
+    try:
+        return float(lower) <= float(upper) and not re.match(r"0[0-9]", upper)
+    except ValueError:
+        return True
+
+
+def instead(found: str, names: Iterable[object], meant: Mapping[str, str], form: str | None = None) -> str:
+    """What was meant, by a hint or by likeness, and what can be written (`form` where the list would be long)."""
+    words = [str(name) for name in names]
+    near = meant.get(found.lower()) or next(iter(get_close_matches(found.lower(), words, n=1)), None)
+    write = f"Write {form or listed(words)}."
+    return f"Did you mean {near}? {write}" if near else write
+
+
+def listed(names: Iterable[object]) -> str:
+    """`a, b or c`."""
+    words = [str(name) for name in names]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def shown(value: object) -> str:
+    """A value as YAML would write it, so that the message shows what the user sees."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(str(value)) if isinstance(value, Enum) else repr(value)

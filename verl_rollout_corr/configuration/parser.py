@@ -1,0 +1,243 @@
+"""The one parser: from a plain mapping to a `RolloutCorrConfig` that everything below trusts, and back.
+
+Standard library only. What cannot be run is refused here with a message that names the key, the value found and what
+to write instead. `check_run` (from `run_check.py`) refuses what depends on the rest of verl's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
+
+from verl_rollout_corr.configuration import hints
+from verl_rollout_corr.configuration.node import Node, instead, listed, shown
+from verl_rollout_corr.configuration.run_check import check_run
+from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import (
+    CRITERION_NAMES,
+    STATS,
+    Agg,
+    Baseline,
+    Bounds,
+    Criterion,
+    Denominator,
+    Dump,
+    Invalid,
+    Level,
+    Loss,
+    Mode,
+    Normalize,
+    Outside,
+    RolloutCorrConfig,
+    Scope,
+    Stat,
+    Weights,
+    When,
+    criterion_words,
+    takes_lower_bound,
+)
+
+__all__ = ["check_run", "parse", "to_mapping"]
+
+_KEYS = ("mode", "loss", "weights", "reject", "min_group_kept", "denominator", "baseline", "invalid", "dump")
+_CRITERION_FORM = (
+    f"token_<stat>, turn_<agg>_<stat>, seq_<agg>_<stat> or batch_mean_<stat> "
+    f"with <agg> = {listed(Agg)} and <stat> = {listed(Stat)}"
+)
+
+
+def parse(mapping: Mapping[str, Any], *, where: str = "rollout_corr") -> RolloutCorrConfig:
+    """Read the node `rollout_corr` from a plain mapping; absent keys take their defaults.
+
+    Args:
+        mapping: the keys of the node (docs/reference/configuration.md) as YAML gives them, and `presets`: the names of
+            where they come from, for the start-up line.
+        where: how messages call the node.
+
+    Raises:
+        ConfigError: for anything that the node cannot say, with the key, the value found and what to write instead.
+    """
+    node = Node(mapping, where)
+    presets = node.values.pop("presets", None)
+    node.allow(*_KEYS)
+    config = RolloutCorrConfig(
+        mode=node.word("mode", Mode, Mode.DECOUPLED),
+        loss=node.word("loss", Loss, Loss.PPO_CLIP),
+        weights=_weights(node.section("weights")),
+        reject=_reject(node.section("reject")),
+        min_group_kept=node.count("min_group_kept"),
+        denominator=node.word("denominator", Denominator, Denominator.ALL),
+        baseline=node.word("baseline", Baseline, Baseline.ALL),
+        invalid=node.word("invalid", Invalid, Invalid.ERROR),
+        dump=_dump(node.section("dump")),
+        presets=_presets(presets, node.at("presets")),
+    )
+    _check_mode(config, where)
+    _check_baseline(config, where)
+    return config
+
+
+def to_mapping(config: RolloutCorrConfig) -> dict[str, Any]:
+    """The node as plain values with every default filled in: `parse(to_mapping(config)) == config`."""
+    weights = config.weights
+    bounds = weights.bounds if weights else Bounds()
+    return {
+        "mode": str(config.mode),
+        "loss": str(config.loss),
+        "weights": {
+            "level": str(weights.level) if weights else None,
+            "lower": bounds.lower,
+            "upper": bounds.upper,
+            "outside": str(weights.outside if weights else Outside.TRUNCATE),
+            "normalize": str(weights.normalize) if weights and weights.normalize else None,
+        },
+        "reject": {
+            criterion.name: {
+                "lower": criterion.bounds.lower,
+                "upper": criterion.bounds.upper,
+                "when": str(criterion.when) if criterion.when else None,
+            }
+            for criterion in config.reject
+        },
+        "min_group_kept": config.min_group_kept,
+        "denominator": str(config.denominator),
+        "baseline": str(config.baseline),
+        "invalid": str(config.invalid),
+        "dump": {"dir": config.dump.dir, "every": config.dump.every},
+        "presets": list(config.presets),
+    }
+
+
+def _weights(node: Node) -> Weights | None:
+    node.allow("level", "lower", "upper", "outside", "normalize")
+    level = node.optional_word("level", Level, hints.LEVELS)
+    bounds = _bounds(node)
+    outside = node.word("outside", Outside, Outside.TRUNCATE)
+    normalize = node.optional_word("normalize", Normalize)
+    if level is None:
+        _refuse_idle(node, outside)
+        return None
+    if outside is Outside.MASK and bounds == Bounds():
+        node.refuse("outside", f"no bound is set. Write {node.at('lower')} or {node.at('upper')}, or truncate.")
+    return Weights(level=level, bounds=bounds, outside=outside, normalize=normalize)
+
+
+def _refuse_idle(node: Node, outside: Outside) -> None:
+    """Without a level there are no weights: refuse what would have no effect."""
+    idle = [key for key in ("lower", "upper", "normalize") if node.values.get(key) is not None]
+    idle += ["outside"] if outside is Outside.MASK else []
+    if idle:
+        node.refuse(
+            idle[0],
+            f"it would have no effect, {node.at('level')} is null. "
+            f"Write {node.at('level')}: {listed(Level)}, or leave {node.at(idle[0])} out.",
+        )
+
+
+def _bounds(node: Node) -> Bounds:
+    bounds = Bounds(lower=node.bound("lower"), upper=node.bound("upper"))
+    if bounds.lower is not None and bounds.upper is not None and bounds.lower > bounds.upper:
+        node.refuse("lower", f"{node.at('upper')} is {bounds.upper:g}. Write lower <= upper.")
+    return bounds
+
+
+def _reject(node: Node) -> tuple[Criterion, ...]:
+    for name in node.values:
+        if name not in CRITERION_NAMES:
+            meant = instead(name, CRITERION_NAMES, hints.CRITERIA, _CRITERION_FORM)
+            node.refuse(name, f"there is no such criterion. {meant}")
+    # A conjunction has no order: the grammar's order makes configurations that say the same compare equal.
+    return tuple(_criterion(node, name) for name in CRITERION_NAMES if name in node.values)
+
+
+def _criterion(parent: Node, name: str) -> Criterion:
+    scope, agg, stat = criterion_words(name)
+    two_sided = takes_lower_bound(name)
+    if not isinstance(parent.values[name], Mapping):
+        example = "{lower: 0.5, upper: 2}" if two_sided else "{upper: 0.01}"
+        drop = f"leave it out (on the command line: ~{parent.at(name)})"
+        parent.refuse(name, f"a criterion has bounds. Write {name}: {example}, or {drop}.")
+    node = parent.section(name)
+    node.allow("lower", "upper", "when")
+    if node.values.get("lower") is not None and not two_sided:
+        why = f"{name} lowers a mean" if STATS[stat].two_sided else f"{stat} is a distance: small is good"
+        node.refuse("lower", f"{why}, so that only an upper bound can reject. Write {node.at('upper')}.")
+    bounds = _bounds(node)
+    if bounds == Bounds():
+        sides = "lower, upper or both" if two_sided else "upper"
+        raise ConfigError(
+            f"{node.path} is {shown(node.values)}: without a bound it can reject nothing. "
+            f"Write {sides}, or leave it out (on the command line: ~{node.path})."
+        )
+    return Criterion(scope=scope, agg=agg, stat=stat, bounds=bounds, when=node.optional_word("when", When))
+
+
+def _dump(node: Node) -> Dump:
+    node.allow("dir", "every")
+    directory = node.values.get("dir")
+    if directory is not None and not (isinstance(directory, str) and directory):
+        node.refuse("dir", "it is the path of a directory. Write a path, or null to write no dumps.")
+    every = node.count("every") if "every" in node.values else 1
+    if every is None:
+        node.refuse("every", "it is a whole number of at least 1. Write one, as in every: 10.")
+    return Dump(dir=directory, every=every)
+
+
+def _presets(names: object, key: str) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in cast("list[object]", names)):
+        raise ConfigError(
+            f"{key} is {shown(cast('object', names))}: presets are named by the run itself. Leave it out."
+        )
+    return tuple(cast("list[str]", names))
+
+
+def _check_baseline(config: RolloutCorrConfig, where: str) -> None:
+    judged = next((criterion for criterion in config.reject if criterion.when is not None), None)
+    if config.baseline is Baseline.KEPT and judged is not None:
+        raise ConfigError(
+            f"{where}.baseline is 'kept': advantages would depend on what is kept, and by "
+            f"{where}.reject.{judged.name}.when ('{judged.when}') what is kept depends on advantages. "
+            f"Write {where}.baseline: all, or leave {where}.reject.{judged.name}.when out."
+        )
+
+
+def _check_mode(config: RolloutCorrConfig, where: str) -> None:
+    if config.mode is Mode.DECOUPLED:
+        if config.loss is not Loss.PPO_CLIP:
+            raise ConfigError(
+                f"{where}.loss is '{config.loss}': it is the loss of bypass mode, and {where}.mode is 'decoupled', "
+                f"where verl's own policy loss runs. Write {where}.mode: bypass, or leave {where}.loss out."
+            )
+        return
+    _check_one_batch(config, where)
+    if config.weights is not None and config.loss is Loss.PPO_CLIP:
+        raise ConfigError(
+            f"{where}.weights.level is '{config.weights.level}': in bypass mode the ratio of ppo_clip already is "
+            f"pi_theta/mu, and a weight would apply it twice. Write {where}.weights.level: null and no bounds, "
+            f"{where}.loss: reinforce, or {where}.mode: decoupled."
+        )
+
+
+def _check_one_batch(config: RolloutCorrConfig, where: str) -> None:
+    """Refuse in bypass mode what needs the whole batch: the loss sees one micro-batch at a time."""
+
+    def refuse(key: str, value: object, otherwise: str) -> NoReturn:
+        raise ConfigError(
+            f"{where}.{key} is {shown(value)}: it needs the whole batch, and in bypass mode the loss decides on one "
+            f"micro-batch at a time. Write {where}.mode: decoupled, or {otherwise}."
+        )
+
+    if config.weights is not None and config.weights.normalize is not None:
+        refuse("weights.normalize", config.weights.normalize, f"{where}.weights.normalize: null")
+    for criterion in config.reject:
+        if criterion.scope is Scope.BATCH:
+            alike = criterion.name.replace("batch_", "seq_")
+            refuse(f"reject.{criterion.name}", {"upper": criterion.bounds.upper}, f"a criterion such as {alike}")
+    if config.min_group_kept is not None:
+        refuse("min_group_kept", config.min_group_kept, f"{where}.min_group_kept: null")
+    if config.denominator is Denominator.KEPT:
+        refuse("denominator", config.denominator, f"{where}.denominator: all")
+    if config.baseline is Baseline.KEPT:
+        refuse("baseline", config.baseline, f"{where}.baseline: all")

@@ -1,0 +1,131 @@
+"""Presets by name, composed by Hydra itself: what a run with `+rollout_corr=...` would get, without verl or Ray."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from verl_rollout_corr.configuration import hints
+from verl_rollout_corr.configuration.node import instead
+from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import RolloutCorrConfig
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+_GROUP = "rollout_corr"
+_OVERRIDE = re.compile(r"(?P<sign>[+~]{0,2})(?P<key>[^=]+)(?P<value>=.*)?", re.DOTALL)
+
+
+def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[str] = ()) -> RolloutCorrConfig:
+    """The configuration that Hydra composes from one preset or a list of them.
+
+    Args:
+        name_or_names: `"k3_rs"`, `"[token_is,k3_rs]"` or `["token_is", "k3_rs"]`; later presets win where both set a
+            key.
+        overrides: one or several Hydra overrides of the node, with or without its name in front: `"weights.upper=3"`,
+            `"~reject.seq_mean_k3"`, `"+rollout_corr.reject.seq_max_k1.lower=1e-4"`. `"hydra.searchpath=[file:///dir]"`
+            adds a directory that holds presets of your own in `rollout_corr/`.
+
+    Raises:
+        ConfigError: for a name that is no preset, an override that Hydra refuses, a configuration that cannot be run.
+    """
+    names = _names(name_or_names)
+    given = [overrides] if isinstance(overrides, str) else overrides
+    overrides = [_with_prefix(override) for override in given]
+    with _hydra() as compose:
+        from hydra.core.global_hydra import GlobalHydra
+        from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
+
+        from verl_rollout_corr.configuration import resolver, written
+
+        written.check_overrides(overrides)
+        overrides = [f"+{_GROUP}=[{','.join(names)}]", *overrides]
+        try:
+            composed = compose(config_name=None, overrides=overrides, return_hydra_config=True)
+            documents = written.read_documents(GlobalHydra.instance().config_loader(), composed.hydra)
+            written.check_documents(documents)
+            written.check_criteria(documents, overrides)
+            written.check_base(documents)
+            node = resolver.parse_node(composed)
+        except HydraException as error:
+            raise ConfigError(_explained(error, names, overrides)) from error
+        except (OmegaConfBaseException, YAMLError) as error:
+            raise ConfigError(f"{' '.join(overrides)}: {error}") from error
+    return RolloutCorrConfig(**{**vars(node), "presets": tuple(names)})
+
+
+def preset_names() -> tuple[str, ...]:
+    """The presets that come with the package, as Hydra's own loader lists them."""
+    with _hydra():
+        return _shipped()
+
+
+def _shipped() -> tuple[str, ...]:
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.object_type import ObjectType
+
+    loader = GlobalHydra.instance().config_loader()
+    return tuple(sorted(loader.get_group_options(_GROUP, ObjectType.CONFIG)))
+
+
+@contextmanager
+def _hydra() -> Iterator[Callable[..., DictConfig]]:
+    """Hydra's `compose`, with the presets on the search path. Restores whatever Hydra was doing in this process."""
+    try:
+        from hydra import compose, initialize_config_module
+        from hydra.core.global_hydra import GlobalHydra
+        from hydra.version import VersionBase
+    except ImportError as error:
+        raise ConfigError(
+            "presets are Hydra configurations, and hydra-core is not installed. "
+            "Install verl-rollout-corr[presets], or pass a mapping."
+        ) from error
+    from verl_rollout_corr.configuration import schema
+
+    schema.register()
+    running, base = GlobalHydra.instance().hydra, VersionBase.instance().version_base
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("verl_rollout_corr.conf", version_base="1.3"):
+            yield compose
+    finally:
+        GlobalHydra.instance().hydra = running
+        VersionBase.instance().version_base = base
+
+
+def _names(name_or_names: str | Sequence[str]) -> list[str]:
+    if isinstance(name_or_names, str):
+        given = name_or_names.strip().strip("[]").split(",")
+    else:
+        given = list(name_or_names) if isinstance(name_or_names, Sequence) else []
+    names = [name.strip() if isinstance(name, str) else name for name in given]
+    if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w./-]+", name) for name in names):
+        raise ConfigError(
+            f"{name_or_names!r} names no preset. Write one name or a list of names, as in ['token_is', 'k3_rs']."
+        )
+    return names
+
+
+def _with_prefix(override: str) -> str:
+    match = _OVERRIDE.fullmatch(override.strip())
+    if match is None:
+        raise ConfigError(f"{override!r} is no override. Write key=value, as in weights.upper=3.")
+    key = match["key"].strip()
+    if not key.startswith((f"{_GROUP}.", "hydra.")):
+        key = f"{_GROUP}.{key}"
+    return f"{match['sign']}{key}{match['value'] or ''}"
+
+
+def _explained(error: Exception, names: list[str], overrides: list[str]) -> str:
+    """Hydra's message, led by the preset that does not exist if that is what it says."""
+    shipped = _shipped()
+    for name in names:
+        if name not in shipped and f"'{_GROUP}/{name}'" in str(error):
+            return f"{name!r} is no preset. {instead(name, shipped, hints.PRESETS)}"
+    cause = f" ({str(error.__cause__).splitlines()[0]})" if error.__cause__ else ""
+    return f"{' '.join(overrides)}: {error}{cause}"

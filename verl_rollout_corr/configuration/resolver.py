@@ -1,0 +1,125 @@
+"""The OmegaConf resolver `rollout_corr`, which the presets use and the hook registers.
+
+`${rollout_corr:spec}` is the parsed configuration as JSON; `${rollout_corr:loss_mode}` and `${rollout_corr:bypass}` are
+what verl needs to be told. Only the hook registers it, after everything else of it succeeded: where the hook did not
+load, a preset cannot be resolved and the run stops. Each resolution parses the node and checks the run, so that what
+Hydra lets pass (`+rollout_corr.reject.seq_mean_k3.uper=1`) stops too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_rollout_corr.configuration.node import value_at
+from verl_rollout_corr.configuration.parser import parse, to_mapping
+from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE, check_run
+from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
+
+NAME = "rollout_corr"
+"""The name of the node, of the group of presets and of the resolver."""
+
+DECOUPLED_LOSS_MODE = "vanilla"
+"""verl's default, which `actor_rollout_ref.actor.policy_loss.loss_mode` may override in decoupled mode."""
+
+_ANSWERS: dict[str, Callable[[RolloutCorrConfig], Any]] = {
+    "spec": lambda config: json.dumps(to_mapping(config)),
+    "loss_mode": lambda config: BYPASS_LOSS_MODE if config.mode is Mode.BYPASS else DECOUPLED_LOSS_MODE,
+    "bypass": lambda config: config.mode is Mode.BYPASS,
+}
+_SWITCHES = ("algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss")
+"""The nodes of verl in which a preset writes `rollout_corr`: for the trainers, and for the actors."""
+
+_checking: ContextVar[bool] = ContextVar("rollout_corr_checking", default=False)
+_on_resolve: Callable[[RolloutCorrConfig], None] | None = None
+
+
+def register(on_resolve: Callable[[RolloutCorrConfig], None] | None = None) -> None:
+    """Register the resolver.
+
+    Args:
+        on_resolve: called with the checked configuration at each resolution; may refuse by raising.
+    """
+    global _on_resolve
+    _on_resolve = on_resolve
+    OmegaConf.register_new_resolver(NAME, _answer, replace=True)
+
+
+def is_registered() -> bool:
+    """Whether the hook loaded in this process."""
+    return OmegaConf.has_resolver(NAME)
+
+
+def checked(root: DictConfig) -> RolloutCorrConfig:
+    """The configuration in a composed run, after every check. Raises ConfigError, or what `on_resolve` raises."""
+    config = parse_node(root)
+    if not _checking.get():
+        # The check reads keys that the resolver answers: without the flag it would call itself.
+        token = _checking.set(True)
+        try:
+            check_run(config, root)
+            if _on_resolve is not None:
+                _on_resolve(config)
+        finally:
+            _checking.reset(token)
+    return config
+
+
+def is_switched_on(root: Any) -> bool:
+    """Whether verl's composed configuration hands `rollout_corr` to the trainers and to the actors, as presets do.
+
+    Raises ConfigError if it does to one of them only, or hands on what an earlier resolution left of it.
+    """
+    nodes = {path: value_at(root, path) for path in _SWITCHES}
+    # `in` alone would resolve what it finds.
+    absent = [path for path, node in nodes.items() if not isinstance(node, Mapping) or NAME not in node.keys()]  # noqa: SIM118
+    if len(absent) == len(nodes):
+        return False
+    if absent:
+        raise ConfigError(
+            f"{absent[0]}.{NAME} is not there, where every preset writes it: only a part of the run would be "
+            f"corrected. Leave {absent[0]} as it is, without ~."
+        )
+    for path, node in nodes.items():
+        if isinstance(node, DictConfig) and not OmegaConf.is_interpolation(node, NAME):
+            raise ConfigError(
+                f"{path}.{NAME} is a value, where presets write ${{{NAME}:spec}}: this configuration was resolved "
+                "before verl starts its processes, which learn from it that a preset is on, and with what values. Hand "
+                "it to run_ppo as Hydra composed it (no OmegaConf.resolve or to_container before), and start from one "
+                "that is not resolved (--cfg job without --resolve, or a run's .hydra/config.yaml)."
+            )
+    return True
+
+
+def parse_node(root: DictConfig) -> RolloutCorrConfig:
+    """The parsed node of a composed configuration. What no preset and no override sets takes its default."""
+    node = OmegaConf.select(root, NAME)
+    if not isinstance(node, DictConfig):
+        raise ConfigError(
+            f"{NAME} is {node!r} in the composed configuration. Write +{NAME}=<preset>, as in +{NAME}=k3_rs."
+        )
+    return parse(_without_missing(OmegaConf.to_container(node, resolve=True)))
+
+
+def _answer(what: str, *, _root_: DictConfig) -> Any:
+    if what not in _ANSWERS:
+        raise ConfigError(f"${{{NAME}:{what}}} is not known. Write ${{{NAME}:...}} with {', '.join(_ANSWERS)}.")
+    if _is_being_composed(_root_):
+        return None
+    return _ANSWERS[what](checked(_root_))
+
+
+def _is_being_composed(root: DictConfig) -> bool:
+    """Whether Hydra is still merging: to merge over an interpolation it resolves it, against a part of the whole."""
+    return "hydra" in root and OmegaConf.is_missing(root.hydra.runtime, "cwd")
+
+
+def _without_missing(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: _without_missing(item) for key, item in value.items() if item != "???"}

@@ -1,0 +1,1 @@
+"""The definition of rollout correction, readable: tensors in, decisions and additive sums out. Imports torch only."""

@@ -1,0 +1,277 @@
+"""The door: everything about a batch is checked once here, with errors that name the row and what to do.
+
+`prepare` synchronises with the host. Below it nothing is checked again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
+from verl_rollout_corr.grammar import Invalid, RolloutCorrConfig
+from verl_rollout_corr.maths.scopes import Layout, layout_of, row_offsets, to_padded
+
+LOG_PROB_SLACK = 1e-3
+"""A log-prob up to this is rounding of log 1 = 0; above it is no log-prob."""
+
+_warned_half = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A checked, padded batch. (B, T) but `group_ids` and `staleness`, (B,)."""
+
+    train: Tensor
+    rollout: Tensor
+    mask: Tensor
+    advantages: Tensor | None
+    group_ids: Tensor | None
+    staleness: Tensor | None
+    layout: Layout
+    keep_dtype: torch.dtype
+
+
+def invalid_tokens(train: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
+    """(B, T) bool: response tokens whose log-probs cannot be: NaN, +inf, above 1e-3, or log mu = -inf."""
+    bad = train.isnan() | rollout.isnan() | (train > LOG_PROB_SLACK) | (rollout > LOG_PROB_SLACK)
+    return mask & (bad | (rollout == -torch.inf))
+
+
+def prepare(
+    train_log_probs: Any,
+    rollout_log_probs: Any,
+    response_mask: Any,
+    config: RolloutCorrConfig,
+    *,
+    advantages: Any,
+    group_ids: Any,
+    staleness: Any,
+) -> Batch:
+    """Checks and pads a batch. Raises InputError or MissingRolloutLogProbsError."""
+    if rollout_log_probs is None:
+        raise MissingRolloutLogProbsError(
+            "rollout_log_probs is None, so there is nothing to compare the trainer's log-probs with; make the engine "
+            "return them: actor_rollout_ref.rollout.calculate_log_probs=true"
+        )
+    named = {
+        "train_log_probs": train_log_probs,
+        "rollout_log_probs": rollout_log_probs,
+        "response_mask": response_mask,
+    }
+    named = {name: _rows_of_tokens(name, tensor) for name, tensor in named.items()}
+    train_log_probs, rollout_log_probs, response_mask = named.values()
+    layout = layout_of(response_mask)
+    _check_shapes(named)
+    warn_half(train_log_probs, rollout_log_probs, stacklevel=5)
+    mask = _bool_mask(to_padded(response_mask))
+    train, rollout = to_padded(train_log_probs), to_padded(rollout_log_probs)
+    _check_log_prob_dtype(train, "train_log_probs")
+    _check_log_prob_dtype(rollout, "rollout_log_probs")
+    if config.invalid is Invalid.ERROR:
+        check_valid(rollout, mask, train=train)
+    return Batch(
+        train=train,
+        rollout=rollout,
+        mask=mask,
+        advantages=_advantages(advantages, mask, config, layout),
+        group_ids=_groups(group_ids, mask, config),
+        staleness=_staleness(staleness, mask),
+        layout=layout,
+        keep_dtype=response_mask.dtype,
+    )
+
+
+def _rows_of_tokens(name: str, tensor: Any) -> Tensor:
+    """A tensor, and if it is nested then packed rows: a view into a wider tensor holds more values than its rows."""
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name} is {type(tensor).__name__}, expected a (B, T) or jagged tensor")
+    if not tensor.is_nested:
+        return tensor
+    if tensor.layout is not torch.jagged or tensor.dim() != 2:
+        raise InputError(
+            f"{name} is a nested tensor with layout {tensor.layout} and {tensor.dim()} dimensions, expected one row of "
+            "tokens per response with layout=torch.jagged"
+        )
+    return tensor.contiguous()
+
+
+def _shape(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.is_nested:
+        return ("jagged", *row_offsets(tensor).diff().tolist())
+    return tuple(tensor.shape)
+
+
+def _check_shapes(named: dict[str, Tensor]) -> None:
+    mask = named["response_mask"]
+    expected = _shape(mask)
+    if not mask.is_nested and mask.dim() != 2:
+        raise InputError(f"response_mask has shape {expected}, expected (B, T)")
+    for name, tensor in named.items():
+        found = _shape(tensor)
+        if found == expected:
+            continue
+        if tensor.is_nested and mask.is_nested:
+            row = next((i for i, (a, b) in enumerate(zip(found[1:], expected[1:], strict=False)) if a != b), None)
+            where = (
+                f"row {row}: {found[1 + row]} tokens against {expected[1 + row]}"
+                if row is not None
+                else (f"{len(found) - 1} rows against {len(expected) - 1}")
+            )
+            raise InputError(f"{name} and response_mask differ, {where}; both must cover the same response tokens")
+        raise InputError(
+            f"{name} has shape {found}, response_mask {expected}: both must cover the same response tokens in the same "
+            "layout"
+        )
+
+
+def warn_half(*tensors: Tensor, stacklevel: int = 3) -> None:
+    """Warns, once per process, if log-probs came in half precision."""
+    global _warned_half
+    half = [tensor.dtype for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]
+    if half and not _warned_half:
+        _warned_half = True
+        warnings.warn(
+            f"log-probs came as {half[0]}: they are widened before they are subtracted, but what the format has "
+            "rounded away is gone (bfloat16 cannot tell -1 from -1.003). Return them in float32",
+            stacklevel=stacklevel,
+        )
+
+
+def _check_log_prob_dtype(tensor: Tensor, name: str) -> None:
+    if tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        raise InputError(
+            f"{name} has dtype {tensor.dtype}, expected log-probs in float32 (or float64, float16, bfloat16)"
+        )
+
+
+def _bool_mask(mask: Tensor) -> Tensor:
+    if mask.dtype is torch.bool:
+        return mask
+    bad = (mask != 0) & (mask != 1)
+    if bool(bad.any()):
+        row, position = (int(index) for index in bad.nonzero()[0])
+        raise InputError(
+            f"response_mask is {mask[row, position].item()} at row {row}, position {position} ({int(bad.sum())} such "
+            "values); a mask holds 0 and 1 only. Weights belong into the loss, not into the mask"
+        )
+    return mask != 0
+
+
+def check_valid(rollout: Tensor, mask: Tensor, *, train: Tensor | None = None) -> None:
+    """Raises InputError at an invalid log-prob of the engine, or of the trainer where it has made its own by now.
+
+    All are (B, T), the mask bool. The message names row, position, count and likely cause.
+    """
+    bad = invalid_tokens(rollout if train is None else train, rollout, mask)
+    if not bool(bad.any()):
+        return
+    row, position = (int(index) for index in bad.nonzero()[0])
+    values = {} if train is None else {"train_log_probs": train[row, position].item()}
+    values["rollout_log_probs"] = rollout[row, position].item()
+    name, value, cause = _cause(values)
+    raise InputError(
+        f"{name} is {value} at row {row}, position {position}: {int(bad.sum())} of {int(mask.sum())} response tokens "
+        f"in {int(bad.any(dim=1).sum())} rows are invalid. {cause}. Fix the source, or set rollout_corr.invalid=reject "
+        "to leave such sequences out and count them"
+    )
+
+
+def _cause(values: dict[str, float]) -> tuple[str, float, str]:
+    for name, value in values.items():
+        who = "the trainer's forward pass" if name == "train_log_probs" else "the engine"
+        if value != value:
+            return name, value, f"NaN comes from {who}: an overflow in a low-precision kernel, or a missing value"
+        if value == float("inf"):
+            return name, value, f"+inf from {who} is no log-prob"
+        if value > LOG_PROB_SLACK:
+            return (
+                name,
+                value,
+                f"A log-prob is at most 0: {who} returned probabilities, or logits that were not normalised",
+            )
+    name = "rollout_log_probs"
+    return (
+        name,
+        values[name],
+        "The engine cannot have sampled a token to which it gives probability 0: wrong token or wrong position",
+    )
+
+
+def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig, layout: Layout) -> Tensor | None:
+    needing = [criterion for criterion in config.reject if criterion.when is not None]
+    if advantages is None:
+        if needing:
+            raise InputError(
+                f"reject.{needing[0].name} has when: {needing[0].when}, and advantages is None; pass advantages, "
+                "(B, T) or (B,)"
+            )
+        return None
+    advantages = _rows_of_tokens("advantages", advantages)
+    if advantages.is_nested and layout.lengths is not None:
+        found, expected = advantages.offsets().diff().tolist(), layout.lengths.tolist()
+        if found != expected:
+            raise InputError(
+                f"advantages has rows of {found} tokens, response_mask of {expected}; both must cover the same tokens"
+            )
+    padded = to_padded(advantages)
+    if padded.dim() == 1 and padded.shape[0] == mask.shape[0]:
+        padded = padded[:, None].expand(mask.shape)
+    if padded.shape != mask.shape:
+        raise InputError(
+            f"advantages has shape {tuple(padded.shape)}, expected {tuple(mask.shape)} or ({mask.shape[0]},)"
+        )
+    padded = padded.detach().double()
+    if needing:
+        bad = mask & padded.isnan()
+        if bool(bad.any()):
+            row, position = (int(index) for index in bad.nonzero()[0])
+            raise InputError(
+                f"advantages is NaN at row {row}, position {position} ({int(bad.sum())} response tokens), and "
+                f"reject.{needing[0].name} looks at its sign; look for the reward or baseline that is NaN"
+            )
+    return padded
+
+
+def _groups(group_ids: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor | None:
+    if config.min_group_kept is None:
+        return None
+    if group_ids is None:
+        raise InputError(
+            f"min_group_kept is {config.min_group_kept} and group_ids is None; pass one entry per row (verl's uid)"
+        )
+    entries = group_ids.tolist() if isinstance(group_ids, Tensor) or hasattr(group_ids, "tolist") else group_ids
+    if not isinstance(entries, Sequence) or len(entries) != mask.shape[0]:
+        found = len(entries) if isinstance(entries, Sequence) else type(entries).__name__
+        raise InputError(f"group_ids has {found} entries, the batch has {mask.shape[0]} rows; pass one entry per row")
+    if any(isinstance(entry, list) for entry in entries):
+        raise InputError(
+            f"group_ids has rows of several entries, as {entries[0]}; pass one entry per row, ({mask.shape[0]},)"
+        )
+    try:
+        numbers = {entry: number for number, entry in enumerate(dict.fromkeys(entries))}
+    except TypeError as error:
+        raise InputError(f"group_ids cannot be compared ({error}); pass one text or number per row") from error
+    return torch.tensor([numbers[entry] for entry in entries], dtype=torch.int64, device=mask.device)
+
+
+def _staleness(staleness: Any, mask: Tensor) -> Tensor | None:
+    if staleness is None:
+        return None
+    try:
+        lags = torch.as_tensor(staleness, device=mask.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"staleness is no row of integers ({error}); pass one integer per row (-1: unknown)"
+        ) from error
+    if lags.shape != mask.shape[:1] or lags.dtype.is_floating_point:
+        raise InputError(
+            f"staleness has shape {tuple(lags.shape)} and dtype {lags.dtype}, expected ({mask.shape[0]},) integers "
+            "(-1: unknown)"
+        )
+    return lags

@@ -1,0 +1,110 @@
+"""The per-token statistics of the mismatch: one function each, in the registry `STATISTICS`.
+
+Each maps `TokenLogProbs` to (B, T) float64; what it gives outside the response is never read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from verl_rollout_corr.grammar import Stat
+from verl_rollout_corr.maths.log_ratio import EXPONENT_LIMIT, TokenLogProbs
+
+Statistic = Callable[[TokenLogProbs], Tensor]
+"""From the log-probs of a padded batch to (B, T)."""
+
+_SERIES_BELOW = 1e-2
+_K3_SERIES = (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)  # of e^x - 1 - x, from x^2 on
+_PHI_SERIES = (1 / 2, 1 / 3, 1 / 8, 1 / 30, 1 / 144, 1 / 840)  # of x e^x - e^x + 1, from x^2 on
+_LINEAR_CAP = 1e8  # below e^20, so that k3 stays a huge positive number for an absurd l instead of turning negative
+
+
+def k1(tokens: TokenLogProbs) -> Tensor:
+    """l_t. Under mu, E[-l] = KL(mu || pi_train), unbiased (Schulman 2020, whose k1 is -l); range [-inf, inf)."""
+    return tokens.log_ratio
+
+
+def k2(tokens: TokenLogProbs) -> Tensor:
+    """l_t^2 / 2 (Schulman 2020). Biased for the KL; +inf where pi_train gives no probability."""
+    return 0.5 * tokens.log_ratio.square()
+
+
+def k3(tokens: TokenLogProbs) -> Tensor:
+    """r_t - 1 - l_t (Schulman 2020). Unbiased for KL(mu || pi_train) under mu; >= 0, and 0 only at r = 1.
+
+    Accurate to rounding for tiny l too. +inf where pi_train gives no probability.
+    """
+    log_ratio = tokens.log_ratio
+    exponential = torch.expm1(log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
+    plain = (exponential - log_ratio.clamp(max=_LINEAR_CAP)).clamp(min=0.0)
+    return torch.where(log_ratio.abs() < _SERIES_BELOW, _series(log_ratio, _K3_SERIES), plain)
+
+
+def absolute(tokens: TokenLogProbs) -> Tensor:
+    """|r_t - 1|. Under mu its expectation is 2 TV(mu, pi_train) (DPPO, arXiv 2602.04879); range [0, e^20)."""
+    log_ratio = tokens.log_ratio
+    distance = torch.expm1(log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)).abs()
+    return torch.where(log_ratio == -torch.inf, torch.ones_like(distance), distance)
+
+
+def tv(tokens: TokenLogProbs) -> Tensor:
+    """|pi_train(a_t) - mu(a_t)| (Bin-TV of DPPO, arXiv 2602.04879); range [0, 1]."""
+    return (torch.exp(tokens.train) - torch.exp(tokens.rollout)).abs()
+
+
+def bkl(tokens: TokenLogProbs) -> Tensor:
+    """max(KL(Bern(p) || Bern(q)), KL(Bern(q) || Bern(p))), p = pi_train(a_t), q = mu(a_t) (KPop); range [0, inf].
+
+    +inf where one of the two is certain of what the other is not. Log-probs a rounding above 0 count as certainty.
+    """
+    p, q = tokens.train.clamp(max=0.0), tokens.rollout.clamp(max=0.0)
+    return torch.maximum(_bernoulli_kl(p, q), _bernoulli_kl(q, p))
+
+
+def _series(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    """x^2 (c_0 + c_1 x + ...): what the closed form loses to cancellation for small x."""
+    value = torch.zeros_like(x)
+    for coefficient in reversed(coefficients):
+        value = value * x + coefficient
+    return value * x * x
+
+
+def _bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(Bern(p) || Bern(q)) from logs, with 0 log 0 = 0.
+
+    q phi(log p/q) + (1 - q) phi(log (1-p)/(1-q)) with phi(x) = x e^x - e^x + 1 >= 0: unlike the usual sum of two logs
+    it does not cancel for p near q.
+    """
+    log_ratio = log_p - log_q
+    p, q, not_q = torch.exp(log_p), torch.exp(log_q), -torch.expm1(log_q)
+    # A log-prob of -1e-311 is not certainty, but dividing by its 1 - q would overflow.
+    not_q = torch.where(not_q == 0, not_q, not_q.clamp(min=1e-300))
+    # Near p = q from expm1, which does not cancel; far from it directly, since e^l would overflow for a tiny q.
+    far = log_ratio > 1
+    near_ratio = log_ratio.clamp(max=1.0)
+    moved = torch.where(far, q - p, -q * torch.expm1(near_ratio))
+    taken = torch.where(far, p * log_ratio - p + q, _weighted_phi(q, near_ratio))
+    divergence = taken + _weighted_phi(not_q, torch.log1p((moved / not_q).clamp(min=-1.0)))
+    impossible = ((log_q == -torch.inf) & (log_p > -torch.inf)) | ((not_q == 0) & (log_p < 0))
+    return torch.where(impossible, torch.full_like(divergence, torch.inf), divergence)
+
+
+def _weighted_phi(weight: Tensor, log: Tensor) -> Tensor:
+    """Phi(log) times the weight, with phi(-inf) = 1, and 0 where the weight is 0."""
+    phi = torch.where(log.abs() < _SERIES_BELOW, _series(log, _PHI_SERIES), log * torch.exp(log) - torch.expm1(log))
+    phi = torch.where(log == -torch.inf, torch.ones_like(phi), phi)
+    return torch.where(weight == 0, torch.zeros_like(phi), weight * phi)
+
+
+STATISTICS: dict[Stat, Statistic] = {
+    Stat.K1: k1,
+    Stat.K2: k2,
+    Stat.K3: k3,
+    Stat.ABS: absolute,
+    Stat.TV: tv,
+    Stat.BKL: bkl,
+}
+"""The statistic behind each word of the grammar."""
