@@ -44,8 +44,7 @@ _KEYS: dict[str, tuple[type[Enum] | str, str]] = {
     "invalid": (grammar.Invalid, ""),
     "dump.dir": (
         "a path, or null",
-        "Where what reached the actor's loss is written, one step{step}_rank{rank}_{count}.pt per micro-batch for "
-        "torch.load(weights_only=True); null: nowhere.",
+        "Where the batches and what was decided about them are written; null: nowhere.",
     ),
     "dump.every": (_COUNT, "Every how many steps, the first among them."),
     "presets": ("names", "Filled in by the run itself; leave it out."),

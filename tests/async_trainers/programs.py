@@ -33,14 +33,13 @@ class Program:
         return values | dict(more)
 
     def window(self, step: int) -> list[int]:
-        """The numbers of the dumps that the tracker's line `step` joins.
+        """The updates of the actor, counted from 1, that the tracker's line `step` joins.
 
         FullyAsyncTrainer adds an update's metrics to the aggregator after the synchronisation that follows it, and
         counts updates.
         """
-        if self.name != "fully_async":
-            return [step]
-        return [number for number in range(self.updates * (step - 1), self.updates * step) if number > 0]
+        first = self.updates * (step - 1) + (self.name != "fully_async")
+        return [number for number in range(first, first + self.updates) if number > 0]
 
 
 PROGRAMS = {

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from e2e import checks, dumped, reading
+from e2e import checks, reading, records
 from e2e.conftest import Launch
-from e2e.dumped import Step
 from e2e.launch import Finished
+from e2e.records import Step
 from e2e.settings import ACTOR
 from oracle.compare import PREFIX
 from oracle.metrics import metrics as oracle_metrics
@@ -35,7 +35,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 BY_LAG = ("by_staleness/", "noise_floor_k3_kl")
-"""Metrics that depend on the lags of the rows, which a decoupled dump does not hold."""
+"""Metrics that depend on the lags of the rows, which are not recorded."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Ran:
     @property
     def seen(self) -> dict[int, Step]:
         """Tracker step -> what reached the actor's loss in the updates that the step is about."""
-        dumps = dumped.read(self.run.dumps)
+        updates = records.read(self.run.records)
         return {
-            step: Step([micro for number in self.program.window(step) for micro in dumps[number].micro_batches])
+            step: Step([micro for number in self.program.window(step) for micro in updates[number].micro_batches])
             for step in range(1, STEPS + 1)
         }
 
@@ -90,7 +90,7 @@ def test_every_process_says_once_what_is_active(ran: Ran) -> None:
 def test_the_loss_was_given_the_oracles_decisions(ran: Ran) -> None:
     """Keep and weights of every row, recomputed from the log-probs that the loss was given."""
     for step in ran.seen.values():
-        # In bypass mode the decision is that of the micro-batch's own policy, which the dump holds row by row.
+        # In bypass mode the decision is that of the micro-batch's own policy, which is recorded row by row.
         checks.applied(step, checks.decided(step))
     checks.partly_rejected(ran.seen[1])
 
@@ -176,12 +176,7 @@ def test_pi_old_is_restored_for_the_later_updates_of_a_cycle(ran: Ran) -> None:
     """
     if ran.mode != "decoupled" or ran.program.updates == 1:
         pytest.skip("about decoupled updates that follow another one")
-    dumps = dumped.read(ran.run.dumps)
-    if ran.program.name == "separate_async":
-        batches = dumps[1].micro_batches
-        second = Step(batches[len(batches) // 2 :])
-    else:
-        second = dumps[2]
+    second = records.read(ran.run.records)[2]
     difference = [(row.columns["old_log_probs"] - row.rollout)[row.mask] for row in second.rows]
     moved = [(row.columns["old_log_probs"] - row.log_prob)[row.mask] for row in second.rows]
     assert float(torch.cat(difference).square().mean()) < 1e-3

@@ -12,9 +12,9 @@ from oracle.decisions import Decided
 from oracle.metrics import metrics as oracle_metrics
 
 import verl_rollout_corr
-from e2e import dumped, independent, reading
-from e2e.dumped import Row, Step
+from e2e import independent, reading, records
 from e2e.launch import Finished
+from e2e.records import Row, Step
 
 BY_TRAINER = {"applied_kept_fraction", "applied_weight", "applied_clipped_fraction", "staleness_share"}
 """What is not a function of the batch's sums alone."""
@@ -34,9 +34,9 @@ def green(run: Finished, steps: int, *, actors: int = 1, words: Sequence[str] = 
     return tracked
 
 
-def dumps(run: Finished, steps: int) -> dict[int, Step]:
-    """What reached the actor's loss, for every step."""
-    found = dumped.read(run.dumps)
+def updates(run: Finished, steps: int) -> dict[int, Step]:
+    """What reached the actor's loss, for every step of a trainer that updates once per step."""
+    found = records.read(run.records)
     assert list(found) == list(range(1, steps + 1))
     return found
 
@@ -56,13 +56,13 @@ def applied(step: Step, want: Decided) -> None:
     """Keep and weights that reached the loss are the oracle's."""
     for i, row in enumerate(step.rows):
         keep = torch.tensor(want.padded("keep")[i][: len(row.mask)]).bool()
-        assert torch.equal(row.keep & row.mask, keep), f"row {i} of step {row.step}: keep {row.keep}, expected {keep}"
+        assert torch.equal(row.keep & row.mask, keep), f"update {row.update}, row {i}: keep {row.keep}, expected {keep}"
     if want.token_weights is None:
         return
     weights = want.padded("weights")
     for i, row in enumerate(step.rows):
-        found = torch.where(row.mask, row.columns["rollout_is_weights"], torch.zeros(()))
-        expected = torch.tensor(weights[i][: len(row.mask)], dtype=torch.float32)
+        found = torch.where(row.keep, row.columns["rollout_is_weights"], torch.zeros(()))
+        expected = torch.where(row.keep, torch.tensor(weights[i][: len(row.mask)]), torch.zeros(()))
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -89,7 +89,7 @@ def tracker(step: Step, want: Decided, logged: Mapping[str, float], *, lag: int 
 
 
 def finalized(step: Step, lag: int) -> dict[str, float]:
-    """The package's metrics of the dumped batch in one piece, wherever its rows were trained."""
+    """The package's metrics of the recorded batch in one piece, wherever its rows were trained."""
     train = "log_prob" if step.config["mode"] == "bypass" else "old_log_probs"
     result = verl_rollout_corr.correct(
         torch.tensor(step.padded(train)),
@@ -131,7 +131,7 @@ def first_step(run: Finished, model: Any, step: Step, logged: Mapping[str, float
 
 def corrected(run: Finished, model: Any, steps: int, *, actors: int = 1, words: Sequence[str] = ()) -> dict[int, Step]:
     """All of the above, for a run whose data is fresh at every step."""
-    logged, seen = green(run, steps, actors=actors, words=words), dumps(run, steps)
+    logged, seen = green(run, steps, actors=actors, words=words), updates(run, steps)
     for number, step in seen.items():
         want = decided(step)
         applied(step, want)

@@ -44,9 +44,11 @@ def start(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
         **how: Any,
     ) -> Finished:
         folder = folder or tmp_path_factory.mktemp(name)
-        more = dict(more)
+        env = dict(env or {})
         if "+rollout_corr" in more:
-            more.setdefault("rollout_corr.dump.dir", folder / "dumps")
+            modules = (env.get("VERL_USE_EXTERNAL_MODULES"), "e2e_recorder")
+            env["VERL_USE_EXTERNAL_MODULES"] = ",".join(filter(None, modules))
+            env["E2E_RECORDS"] = str(folder / "records")
         words = settings.overrides(assets, folder, steps=steps, ranks=ranks, more=more)
         return launch(name, folder, words, env=env, timeout=timeout, **how)
 

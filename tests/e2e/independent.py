@@ -1,4 +1,4 @@
-"""One optimiser step computed again from the dumped batch: transformers and plain torch, nothing of verl or of the
+"""One optimiser step computed again from the recorded batch: transformers and plain torch, nothing of verl or of the
 package.
 
 The decisions come from tests/oracle, fed with the log-probs of this forward pass.
@@ -15,7 +15,7 @@ import torch
 from oracle.decisions import Decided, decide
 from transformers import AutoModelForCausalLM
 
-from e2e.dumped import Row, Step
+from e2e.records import Row, Step
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that ended. `log` is all that it wrote; `dumps` is where the actor's loss wrote what it was given."""
+    """A run that ended. `log` is all that it wrote; `records` has what the actor's loss was given (e2e_recorder.py)."""
 
     name: str
     command: list[str]
@@ -51,8 +51,8 @@ class Finished:
     log: str = field(repr=False)
 
     @property
-    def dumps(self) -> Path:
-        return self.folder / "dumps"
+    def records(self) -> Path:
+        return self.folder / "records"
 
     def tail(self, lines: int = 60) -> str:
         """The end of the log, for the message of a failing test."""

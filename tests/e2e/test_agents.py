@@ -13,8 +13,8 @@ import torch
 
 from e2e import checks, independent, reading
 from e2e.conftest import Launch
-from e2e.dumped import Row, Step
 from e2e.launch import Finished
+from e2e.records import Row, Step
 from e2e.settings import ACTOR, MODULES, ROLLOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
@@ -62,7 +62,7 @@ def logged(ran: Finished) -> dict[int, dict[str, float]]:
 
 @pytest.fixture
 def seen(ran: Finished) -> dict[int, Step]:
-    return checks.dumps(ran, STEPS)
+    return checks.updates(ran, STEPS)
 
 
 def test_only_rows_with_a_token_of_the_policy_are_corrected(ran: Finished, seen: dict[int, Step]) -> None:

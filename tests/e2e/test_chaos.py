@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from e2e import checks, dumped, reading
+from e2e import checks, reading, records
 from e2e.conftest import Launch
 from e2e.launch import Finished, descendants
 
@@ -33,7 +33,7 @@ def stopped_at(run: Finished, step: int) -> str:
     """The run ended by itself with an error, before that step was logged or anything of it reached the loss."""
     assert run.returncode not in (0, -9), run.tail()
     assert list(reading.steps(run.log)) == list(range(1, step)), run.tail()
-    assert list(dumped.read(run.dumps)) == list(range(1, step))
+    assert list(records.read(run.records)) == list(range(1, step))
     return reading.plain(run.log)
 
 
@@ -52,7 +52,7 @@ def test_nan_of_the_actor_stops_a_bypass_run_and_names_the_row(start: Launch) ->
     assert list(reading.steps(run.log)) == [1], run.tail()
     found = re.search(r"InputError.*log-prob is nan at row 5, position 2, and 3\.12% of", reading.plain(run.log))
     assert found is not None, run.tail()
-    seen = dumped.read(run.dumps)
+    seen = records.read(run.records)
     assert list(seen) == [1, 2]
     invalid = [row for row in seen[2].rows if row.log_prob[row.mask].isnan().any()]
     assert len(invalid) == 1 and not invalid[0].keep.any()
@@ -66,7 +66,7 @@ def rejecting(start: Launch) -> Finished:
 
 
 def test_nan_rows_are_rejected_and_counted(rejecting: Finished) -> None:
-    logged, seen = checks.green(rejecting, 3), checks.dumps(rejecting, 3)
+    logged, seen = checks.green(rejecting, 3), checks.updates(rejecting, 3)
     assert logged[1]["rollout_corr/invalid_seq_fraction"] == 0.0
     for number in (1, 2, 3):
         want = checks.decided(seen[number])
@@ -99,7 +99,7 @@ def test_missing_log_probs_never_train(fault: str, start: Launch) -> None:
         text = stopped_at(run, 2)
         assert "rollout_log_probs" in text or "log_probs" in text, run.tail()
         return
-    logged, seen = checks.green(run, 3), checks.dumps(run, 3)
+    logged, seen = checks.green(run, 3), checks.updates(run, 3)
     assert len(seen[2].rows) < len(seen[1].rows), "verl fills up with padding rows, which are no rows here"
     for number, step in seen.items():
         for row in step.rows:
@@ -143,4 +143,4 @@ def test_a_killed_process_ends_the_run_with_the_cause(
     assert re.search(rf"{cause}.*(died|killed)|(died|killed).*{cause}", reading.plain(run.log)), run.tail()
     last = max(reading.steps(run.log))
     assert last < 200
-    assert max(dumped.read(run.dumps)) <= last + 1, "nothing was trained on after what was logged"
+    assert max(records.read(run.records)) <= last + 1, "nothing was trained on after what was logged"

@@ -47,7 +47,7 @@ def ran(request: pytest.FixtureRequest, start: Launch) -> Ran:
 
 
 def test_corrected_at_every_step(ran: Ran) -> None:
-    for number, step in checks.dumps(ran.run, STEPS).items():
+    for number, step in checks.updates(ran.run, STEPS).items():
         want = checks.decided(step)
         checks.applied(step, want)
         checks.tracker(step, want, ran.logged[number], lag=int(ran.logged[number][VERLS_STALENESS]))

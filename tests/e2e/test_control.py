@@ -76,7 +76,7 @@ def test_equal_policies_have_no_mismatch(runs: Runs) -> None:
 
 
 def test_equal_policies_need_no_correction(runs: Runs) -> None:
-    for step in checks.dumps(runs.corrected, STEPS).values():
+    for step in checks.updates(runs.corrected, STEPS).values():
         for row in step.rows:
             assert row.keep[row.mask].all()
             assert (row.columns["rollout_is_weights"][row.mask] - 1).abs().max() < 1e-4

@@ -12,8 +12,8 @@ import pytest
 
 from e2e import checks
 from e2e.conftest import Launch
-from e2e.dumped import Step
 from e2e.launch import Finished
+from e2e.records import Step
 from e2e.settings import ACTOR, ROLLOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
@@ -78,7 +78,7 @@ class Ran:
 
     @property
     def seen(self) -> dict[int, Step]:
-        return checks.dumps(self.run, self.variant.steps)
+        return checks.updates(self.run, self.variant.steps)
 
 
 @pytest.fixture(scope="session", params=VARIANTS)

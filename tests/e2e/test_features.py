@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from e2e import checks, independent, reading
+from e2e import checks, independent, reading, records
 from e2e.conftest import Launch
-from e2e.dumped import Step
 from e2e.launch import Finished
+from e2e.records import Step
 from e2e.settings import ACTOR, ROLLOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
@@ -106,7 +106,7 @@ class Ran:
 
     def step(self, number: int) -> Step:
         """The rows that the tracker's metrics are over: each once in decoupled mode, each update's in bypass mode."""
-        step = checks.dumps(self.run, STEPS)[number]
+        step = checks.updates(self.run, STEPS)[number]
         return step if step.config["mode"] == "bypass" else step.first_epoch(self.feature.epochs)
 
 
@@ -123,7 +123,7 @@ def test_ends_well(ran: Ran) -> None:
 
 
 def test_weights_and_keep_in_the_loss_are_the_oracles(ran: Ran) -> None:
-    for number, step in checks.dumps(ran.run, STEPS).items():
+    for number, step in checks.updates(ran.run, STEPS).items():
         assert len(step.rows) == 32 * ran.feature.epochs, number
         checks.applied(step, checks.decided(step))
         checks.partly_rejected(step)
@@ -180,7 +180,7 @@ def resumed(start: Launch, assets: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_everything_at_once_is_corrected(resumed: Resumed) -> None:
-    logged, seen = checks.green(resumed.first, 2), checks.dumps(resumed.first, 2)
+    logged, seen = checks.green(resumed.first, 2), checks.updates(resumed.first, 2)
     for number, step in seen.items():
         once = step.first_epoch(2)
         assert len(once.rows) == 32 and len(step.rows) == 64
@@ -194,7 +194,7 @@ def test_rejected_tokens_leave_policy_entropy_and_kl(resumed: Resumed, model: Pa
     """The loss of the first mini-batch, computed again: policy, entropy and KL to the reference, whose weights are
     equal.
     """
-    step = checks.dumps(resumed.first, 2)[1].first_mini_batch(rows=16)
+    step = checks.updates(resumed.first, 2)[1].first_mini_batch(rows=16)
     again = independent.first_step(model, step, entropy_coeff=0.01)
     assert step.loss == pytest.approx(again.total, abs=1e-5)
     plain = independent.first_step(model, step, entropy_coeff=0.01, corrected=False)
@@ -203,8 +203,8 @@ def test_rejected_tokens_leave_policy_entropy_and_kl(resumed: Resumed, model: Pa
 
 def test_a_resumed_run_goes_on_corrected(resumed: Resumed) -> None:
     assert resumed.second.returncode == 0, resumed.second.tail()
-    logged, seen = reading.steps(resumed.second.log), checks.dumped.read(resumed.second.dumps)
-    assert 3 in logged and 2 not in seen and list(seen) == [3]
-    once = seen[3].first_epoch(2)
+    logged, seen = reading.steps(resumed.second.log), records.read(resumed.second.records)
+    assert 3 in logged and 2 not in logged and list(seen) == [1]
+    once = seen[1].first_epoch(2)
     checks.applied(once, checks.decided(once))
     checks.tracker(once, checks.decided(once), logged[3])

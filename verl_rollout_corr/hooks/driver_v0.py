@@ -11,7 +11,6 @@ import torch
 from verl_rollout_corr.grammar import Mode
 from verl_rollout_corr.hooks import compat, driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
-from verl_rollout_corr.hooks.dumping import STEP
 from verl_rollout_corr.hooks.first_invalid import ROW
 from verl_rollout_corr.hooks.fully_async import STATISTICS_KEY
 from verl_rollout_corr.hooks.transport import Carried
@@ -65,7 +64,6 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
             shipped.batch[KEEP] = keep
             if result.weights is not None:
                 shipped.batch["rollout_is_weights"] = result.weights
-        shipped.meta_info[STEP] = self.global_steps
         shipped.meta_info[HORIZON] = driver.horizon(self.config)
         output = original(self, shipped)
         history_of(self.actor_rollout_wg).updates += 1

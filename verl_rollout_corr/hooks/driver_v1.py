@@ -18,7 +18,6 @@ from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Mode
 from verl_rollout_corr.hooks import compat, driver
 from verl_rollout_corr.hooks.advantages import spec_of_run
-from verl_rollout_corr.hooks.dumping import STEP
 from verl_rollout_corr.hooks.first_invalid import ROW
 from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.hooks.worker import HORIZON, KEEP, STALENESS
@@ -90,7 +89,6 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
             result = driver.decide_batch(columns, spec, uid=uid, staleness=lags)
             fields = _decision_columns(result, nested_mask)
         batch = _ship(batch, fields)
-        batch.extra_info[STEP] = self.global_steps
         batch.extra_info[HORIZON] = driver.horizon(self.config)
         output = original(self, batch, metrics)
         history_of(self.actor_rollout_wg).updates += 1

@@ -21,7 +21,6 @@ from verl.utils import tensordict_utils as tu
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Denominator, Invalid, Loss, Mode, RolloutCorrConfig
-from verl_rollout_corr.hooks import dumping
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.first_invalid import ROW, FirstInvalid
 from verl_rollout_corr.hooks.policy_loss import clip_bounds
@@ -243,7 +242,6 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             decided = _decide_here(config, spec, places.read(model_output["log_probs"].detach()), columns)
         else:
             decided = _Decided(_decoupled_keep(columns, spec))
-        given = dict(columns) if dumping.wanted(spec, data) else None
         kept = mask & decided.keep
         # log pi_old = -inf is legal, but a ratio to it is no number: such a token adds 0, and counts as it would.
         quiet = neutralise(model_output, places, columns, kept & (columns["old_log_probs"] != -torch.inf))
@@ -263,8 +261,6 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         ):
             if content is not None:
                 metrics[key] = Carried(content)
-        if given is not None:
-            dumping.write(spec, config, data, model_output, given, decided.keep, loss)
         return loss, metrics
 
     return ppo_loss

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+import e2e_updates
 import torch
 from e2e_after_import import after_import
-from verl.utils import tensordict_utils as tu
 
-ROW, POSITION, STEP = 5, 2, 2
+ROW, POSITION, UPDATE = 5, 2, 2
 
 
 def _spoil(engine: ModuleType) -> None:
@@ -17,8 +17,7 @@ def _spoil(engine: ModuleType) -> None:
 
     def prepare_model_outputs(self: Any, output: Any, output_args: Any, micro_batch: Any, *more: Any, **named: Any):
         found = original(self, output, output_args, micro_batch, *more, **named)
-        step = tu.get_non_tensor_data(data=micro_batch, key="rollout_corr_step", default=None)
-        if step == STEP:
+        if e2e_updates.number() == UPDATE:
             log_probs, rows = found["log_probs"], micro_batch["rollout_corr_row"].tolist()
             values = list(log_probs.unbind())
             if ROW in rows:

@@ -1,4 +1,4 @@
-"""What reached the actor's loss, read back from `rollout_corr.dump.dir`, as rows."""
+"""What reached the actor's loss, as modules/e2e_recorder.py wrote it, read back as rows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class MicroBatch:
     record: dict[str, Any]
 
     @property
-    def step(self) -> int:
-        return self.record["step"]
+    def update(self) -> int:
+        return self.record["update"]
 
     @property
     def rank(self) -> int:
@@ -40,15 +40,17 @@ class MicroBatch:
 
     def rows(self) -> Iterable[Row]:
         """The rows, padding rows left out: they have no response token that counts."""
-        columns = self.record["columns"]
+        columns = dict(self.record["columns"])
+        if self.record["rollout_is_weights"] is not None:
+            columns["rollout_is_weights"] = self.record["rollout_is_weights"]
         rollout = self.record["rollout_log_probs"]
         for i, (prompt, response) in enumerate(self.lengths):
             mask = columns["response_mask"][i, :response].bool()
             if not mask.any():
                 continue
-            cut = {name: column[i, :response] for name, column in columns.items() if column.dim() == 2}
+            cut = {name: column[i, :response] for name, column in columns.items()}
             yield Row(
-                step=self.step,
+                update=self.update,
                 rank=self.rank,
                 input_ids=self.record["input_ids"][i].long(),
                 prompt=prompt,
@@ -62,9 +64,12 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a batch, without padding; the columns are over its response."""
+    """One row of a batch, without padding; the columns are over its response.
 
-    step: int
+    `keep` and the column rollout_is_weights (0 where nothing is kept) are what verl's policy loss was called with.
+    """
+
+    update: int
     rank: int
     input_ids: torch.Tensor
     prompt: int
@@ -82,7 +87,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Step:
-    """Calls of the loss in one step, over all ranks: all of them, or those of the first epoch or mini-batch."""
+    """Calls of the loss in one update of the actor, over all ranks: all of them, or those of the first epoch or
+    mini-batch.
+    """
 
     micro_batches: list[MicroBatch]
 
@@ -114,8 +121,7 @@ class Step:
 
     @property
     def temperature(self) -> float:
-        value = self.micro_batches[0].record["temperature"]
-        return float(value if not isinstance(value, torch.Tensor) else value.flatten()[0])
+        return self.micro_batches[0].record["temperature"]
 
     def padded(self, name: str) -> list[list[float]]:
         """A column of every row as lists of equal length, 0 where a row is shorter. Names: a column, keep, mask,
@@ -142,9 +148,9 @@ def _first_rows(micro_batches: list[MicroBatch], rows: int) -> list[MicroBatch]:
 
 
 def read(folder: Path) -> dict[int, Step]:
-    """Step -> what was trained on."""
+    """Update -> what was trained on. Updates are counted from 1; a synchronous trainer's step has one."""
     found: dict[int, list[MicroBatch]] = {}
-    for path in sorted(folder.glob("step*.pt")):
+    for path in sorted(folder.glob("update*.pt")):
         micro = MicroBatch(torch.load(path, weights_only=True))
-        found.setdefault(micro.step, []).append(micro)
-    return {step: Step(batches) for step, batches in sorted(found.items())}
+        found.setdefault(micro.update, []).append(micro)
+    return {update: Step(batches) for update, batches in sorted(found.items())}
