@@ -35,14 +35,14 @@ def test_every_word_has_its_row() -> None:
     """A statistic or a level without a row, or a row without a function, is a mistake in the table."""
     assert STATS.keys() == set(Stat)
     assert LEVELS.keys() == set(Level)
-    assert STATISTICS.keys() == STATS.keys()
+    assert STATISTICS.keys() == {stat for stat, info in STATS.items() if not info.per_row}
 
 
 def test_the_names_of_the_criteria() -> None:
-    """Written out: 6 statistics, one form for tokens, three for turns and for sequences, one for the batch."""
+    """Written out: 7 statistics, one form for tokens, three for turns and for sequences, one for the batch; lag."""
     forms = ["token", "turn_sum", "turn_mean", "turn_max", "seq_sum", "seq_mean", "seq_max", "batch_mean"]
-    stats = ["k1", "k2", "k3", "abs", "tv", "bkl"]
-    assert list(CRITERION_NAMES) == [f"{form}_{stat}" for form in forms for stat in stats]
+    stats = ["k1", "k2", "k3", "abs", "tv", "bkl", "bkl_mu"]
+    assert list(CRITERION_NAMES) == [*(f"{form}_{stat}" for form in forms for stat in stats), "lag"]
 
 
 @pytest.mark.parametrize("name", CRITERION_NAMES)
@@ -50,10 +50,13 @@ def test_a_name_is_its_words(name: str) -> None:
     """There and back."""
     scope, agg, stat = criterion_words(name)
     assert Criterion(scope, agg, stat, Bounds(upper=1.0)).name == name
-    assert (agg is None) == (scope is Scope.TOKEN)
+    assert (agg is None) == (scope is Scope.TOKEN or stat is Stat.LAG)
 
 
-@pytest.mark.parametrize("name", ["", "k1", "seq_k1", "token_mean_k1", "batch_max_k2", "seq_mean_k4", "seq_mean_k1_"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "k1", "seq_k1", "token_mean_k1", "batch_max_k2", "seq_mean_k4", "seq_mean_k1_", "seq_lag", "token_lag", "mu"],
+)
 def test_other_names_are_none(name: str) -> None:
     """No part of a name is enough."""
     with pytest.raises(KeyError):

@@ -33,7 +33,7 @@ def correct(
         advantages: (B, T), jagged or (B,); needed where a criterion has a `when`.
         group_ids: one entry per row (verl's uid); needed where `min_group_kept` is set.
         staleness: (B,) integers, published versions of the weights between those that sampled the row and the
-            trainer's; -1 unknown.
+            trainer's; -1 unknown. Needed where `lag` is a criterion.
 
     Returns:
         A `Correction`.

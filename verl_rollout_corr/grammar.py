@@ -60,7 +60,7 @@ class Agg(_Word):
 
 
 class Stat(_Word):
-    """A per-token statistic of the mismatch."""
+    """A statistic of the mismatch: per token, but for `lag`, which a row has as a whole."""
 
     K1 = "k1"
     K2 = "k2"
@@ -68,6 +68,8 @@ class Stat(_Word):
     ABS = "abs"
     TV = "tv"
     BKL = "bkl"
+    BKL_MU = "bkl_mu"
+    LAG = "lag"
 
 
 class Level(_Word):
@@ -98,12 +100,14 @@ class Normalize(_Word):
 
 
 class When(_Word):
-    """Which units a criterion may reject, by the sign of their mean advantage."""
+    """Which units a criterion may reject, by the sign of their mean advantage A."""
 
     NEGATIVE_ADVANTAGE = "negative_advantage"
     """Only units whose mean advantage is below 0; all others pass."""
     POSITIVE_ADVANTAGE = "positive_advantage"
     """Only units whose mean advantage is above 0; all others pass."""
+    OUTWARD = "outward"
+    """Only units with A L > 0, L their sum of l: those that the update pushes further from mu; all others pass."""
 
 
 class Denominator(_Word):
@@ -142,6 +146,7 @@ class StatInfo:
     two_sided: bool  # may carry `lower` (only k1: every bound of k1 is a bound on the ratio)
     source: str
     use: str
+    per_row: bool = False  # a row has it as a whole: one criterion, named as the statistic, and no aggregation
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,21 @@ STATS: dict[Stat, StatInfo] = {
         False,
         "KPop, Ring-2.6 report 3.2",
         "the Bernoulli divergence of the sampled token, both directions",
+    ),
+    Stat.BKL_MU: StatInfo(
+        "KL(Bern(q) || Bern(p)), p = pi_train(a_t), q = mu(a_t)",
+        "[0, inf]",
+        False,
+        "DPPO Bin-KL, arXiv 2602.04879; FlashREINFORCE (molt, OpenRLHF)",
+        "the Bernoulli divergence from mu to pi_train alone: a lower bound of the token's KL(mu || pi_train)",
+    ),
+    Stat.LAG: StatInfo(
+        "published versions of the weights between those that sampled the row and the trainer's",
+        "0, 1, 2, ...",
+        False,
+        "max_staleness and its like in asynchronous trainers (verl, AReaL, prime-rl, miles)",
+        "old weights, whatever they did to the log-probs; a row of unknown lag passes and is counted",
+        per_row=True,
     ),
 }
 """Every statistic."""
@@ -266,7 +286,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Criterion:
-    """One rejection criterion. `agg` is None for the token scope and MEAN for the batch scope."""
+    """One rejection criterion. `agg` is None for the token scope and for `lag`, and MEAN for the batch scope."""
 
     scope: Scope
     agg: Agg | None
@@ -276,7 +296,9 @@ class Criterion:
 
     @property
     def name(self) -> str:
-        """The key of `reject` that says this: `token_k1`, `turn_max_abs`, `seq_mean_k3`, `batch_mean_k2`."""
+        """The key of `reject` that says this: `token_k1`, `turn_max_abs`, `seq_mean_k3`, `batch_mean_k2`, `lag`."""
+        if STATS[self.stat].per_row:
+            return str(self.stat)
         return "_".join(str(word) for word in (self.scope, self.agg, self.stat) if word is not None)
 
 
@@ -318,28 +340,36 @@ class RolloutCorrConfig:
         """Whether a criterion looks at the sign of the advantage."""
         return any(criterion.when is not None for criterion in self.reject)
 
+    @property
+    def needs_staleness(self) -> bool:
+        """Whether a criterion looks at the lag of a row."""
+        return any(criterion.stat is Stat.LAG for criterion in self.reject)
 
-CRITERION_NAMES: tuple[str, ...] = tuple(
-    Criterion(scope, agg, stat, Bounds()).name
-    for scope, aggs in (
+
+def _criteria() -> tuple[Criterion, ...]:
+    forms = (
         (Scope.TOKEN, (None,)),
         (Scope.TURN, tuple(Agg)),
         (Scope.SEQ, tuple(Agg)),
         (Scope.BATCH, (Agg.MEAN,)),
     )
-    for agg in aggs
-    for stat in Stat
-)
+    per_token = [stat for stat, info in STATS.items() if not info.per_row]
+    per_row = [stat for stat, info in STATS.items() if info.per_row]
+    return (
+        *(Criterion(scope, agg, stat, Bounds()) for scope, aggs in forms for agg in aggs for stat in per_token),
+        *(Criterion(Scope.SEQ, None, stat, Bounds()) for stat in per_row),
+    )
+
+
+_WORDS = {criterion.name: (criterion.scope, criterion.agg, criterion.stat) for criterion in _criteria()}
+
+CRITERION_NAMES: tuple[str, ...] = tuple(_WORDS)
 """Every name that `reject` accepts."""
 
 
 def criterion_words(name: str) -> tuple[Scope, Agg | None, Stat]:
     """Scope, aggregation and statistic of a criterion's name. Raises KeyError for a name not in CRITERION_NAMES."""
-    if name not in CRITERION_NAMES:
-        raise KeyError(name)
-    words = name.split("_")
-    agg = Agg(words[1]) if len(words) == 3 else None
-    return Scope(words[0]), agg, Stat(words[-1])
+    return _WORDS[name]
 
 
 def takes_lower_bound(name: str) -> bool:

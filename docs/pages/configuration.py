@@ -33,7 +33,10 @@ _KEYS: dict[str, tuple[type[Enum] | str, str]] = {
         _NUMBER,
         "The smallest ratio that passes, inclusive. Of k1 only, and not in the batch scope.",
     ),
-    "reject.<name>.upper": (_NUMBER, "The largest ratio (k1) or statistic that passes, inclusive."),
+    "reject.<name>.upper": (
+        f"{_NUMBER}; of lag a whole number of at least 0",
+        "The largest ratio (k1), statistic or lag that passes, inclusive.",
+    ),
     "reject.<name>.when": (grammar.When, " null: all units."),
     "min_group_kept": (
         f"{_COUNT}, or null",
@@ -76,6 +79,8 @@ _REFUSED: tuple[Mapping[str, Any], ...] = (
     {"mode": "bypass", "denominator": "kept"},
     {"mode": "bypass", "baseline": "kept"},
     {"baseline": "kept", "reject": {"seq_mean_k1": {"lower": 0.6, "when": "negative_advantage"}}},
+    {"baseline": "kept", "reject": {"lag": {"upper": 1}}},
+    {"reject": {"lag": {"upper": 0.5}}},
     {"min_group_kept": 0},
     {"invalid": True},
     {"dump": {"every": 0}},

@@ -12,8 +12,8 @@ from verl_rollout_corr.maths.statistics import STATISTICS
 
 _INTRODUCTION = f"""
 `rollout_corr.reject` maps criteria to bounds, as in `reject: {{seq_mean_k3: {{upper: 0.01}}}}`. There are
-{len(CRITERION_NAMES)} of them: a statistic of the mismatch, per token, and how it becomes one number per unit. A unit
-that fails is rejected whole.
+{len(CRITERION_NAMES)} of them: a statistic of the mismatch, per token, and how it becomes one number per unit; or the
+lag of a row. A unit that fails is rejected whole.
 
 In what follows, l_t = log pi_train(a_t) - log mu(a_t) and r_t = exp(l_t). pi_train is the trainer's policy, mu the one
 that sampled. **Bounds of k1 are bounds on the ratio**, never on its logarithm or its inverse; all bounds are inclusive.
@@ -26,10 +26,11 @@ _SCOPES = """
 | `turn_<agg>_<stat>` | {turn} | `sum`, `mean`, `max` |
 | `seq_<agg>_<stat>` | {seq} | `sum`, `mean`, `max` |
 | `batch_mean_<stat>` | {batch} | `mean`: tokens leave one by one |
+| `lag` | {seq} | none: a row has one lag. Its bound is a whole number, 0 for fresh rows only |
 
 Sums and means over a unit of signed values cancel: ratios 4.5, 0.22 and 1 have a product of 1. The maximum of k1, and
-every aggregation of k2, k3, abs, tv and bkl, does not. A maximum rejects longer rows more often at the same mismatch, a
-sum does too; a mean does not.
+every aggregation of another statistic, does not. A maximum rejects longer rows more often at the same mismatch, a sum
+does too; a mean does not.
 """
 
 
@@ -42,7 +43,7 @@ def render() -> str:
         inspect.cleandoc(criteria.__doc__ or "").split("\n\n", 1)[1],
         "## Statistics",
         table(
-            ["statistic", "per token", "range", "bounds", "when to use it", "source"],
+            ["statistic", "is", "range", "bounds", "when to use it", "source"],
             (
                 [code(s), i.formula, i.range, "lower, upper" if i.two_sided else "upper", i.use, i.source]
                 for s, i in STATS.items()
@@ -62,7 +63,8 @@ def render() -> str:
 
 def _statistic(stat: Stat) -> str:
     """The statistic's own docstring."""
-    return f"**{stat}**. {sentences(inspect.getdoc(STATISTICS[stat]) or '')}"
+    what = STATS[stat].use if STATS[stat].per_row else inspect.getdoc(STATISTICS[stat])
+    return f"**{stat}**. {sentences(what or '')}"
 
 
 def _when() -> str:

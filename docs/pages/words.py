@@ -28,9 +28,14 @@ def users_of_level(level: object) -> list[str]:
     return [preset for preset, config in presets().items() if config.weights and config.weights.level is level]
 
 
+_LONG = {Stat.BKL: "Bernoulli KL of the token", Stat.BKL_MU: "Bernoulli KL of the token, from mu"}
+
+
 def value_of(name: str) -> str:
     """What a criterion compares with its bounds."""
     scope, agg, stat = criterion_words(name)
+    if STATS[stat].per_row:
+        return "the row's lag"
     if stat is Stat.K1:
         ratio = {
             None: "r_t",
@@ -40,7 +45,7 @@ def value_of(name: str) -> str:
         }[agg]
         return ratio.format(unit=_noun(scope))
     if agg is None:
-        return STATS[stat].formula.split(",")[0] if stat is not Stat.BKL else "Bernoulli KL of the token"
+        return STATS[stat].formula.split(",")[0] if stat not in _LONG else _LONG[stat]
     return f"{ {Agg.SUM: 'sum', Agg.MEAN: 'mean', Agg.MAX: 'maximum'}[agg] } of {stat} over the {_noun(scope)}"
 
 

@@ -183,9 +183,9 @@ def test_case_07_sibling_every_name_is_a_typo_away(name: str) -> None:
 @pytest.mark.parametrize("name", CRITERION_NAMES)
 def test_case_08_rejection_without_weights(name: str) -> None:
     """Rejection on, weights off: rejection happens."""
-    bounds = {"upper": 1.0 if name.endswith("k1") else 1e-3}
+    bounds = {"upper": {"k1": 1.0, "lag": 0}.get(name.rpartition("_")[2], 1e-3)}
     config = {"weights": {"level": None}, "reject": {name: bounds}}
-    found = ask(from_log_ratios([3.0, 3.0], [0.0, 0.0], base=-4.0), config)
+    found = ask(from_log_ratios([3.0, 3.0], [0.0, 0.0], base=-4.0), config, staleness=[1, 0])
     assert found.weights is None
     assert found.keep.tolist() == [[0, 0], [1, 1]]
 

@@ -153,9 +153,9 @@ def test_case_32_names_mean_what_they_say() -> None:
 
     The sums carry their own reduction: two batches that differ in everything, added, have the right extremes.
     """
-    reject = {name: {"upper": 1e3} for name in CRITERION_NAMES}
+    reject = {name: {"upper": 1000} for name in CRITERION_NAMES}
     config = {"weights": {"level": "token"}, "reject": reject}
-    low, high = ask(from_log_ratios([-1.0]), config), ask(from_log_ratios([2.0]), config)
+    low, high = (ask(from_log_ratios([log_ratio]), config, staleness=[1]) for log_ratio in (-1.0, 2.0))
     both = finalize(low.sums + high.sums)
     for name, value in both.items():
         parts = (low.metrics[name], high.metrics[name])

@@ -87,7 +87,7 @@ def test_to_mapping_is_the_inverse(mapping: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", CRITERION_NAMES)
 def test_every_criterion_of_the_grammar_is_read_back_under_its_name(name: str) -> None:
     scope, _, stat = criterion_words(name)
-    bounds = {"lower": 0.5, "upper": 2.0} if STATS[stat].two_sided and scope is not Scope.BATCH else {"upper": 2.0}
+    bounds = {"lower": 0.5, "upper": 2} if STATS[stat].two_sided and scope is not Scope.BATCH else {"upper": 2}
     (criterion,) = parse({"reject": {name: bounds}}).reject
     assert (criterion.name, criterion.bounds) == (name, Bounds(bounds.get("lower"), 2.0))
 
@@ -269,7 +269,32 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
         {"baseline": "kept", **_criterion("seq_mean_k1", lower=0.5, when="negative_advantage")},
         ("rollout_corr.baseline is 'kept'", "reject.seq_mean_k1.when", "Write rollout_corr.baseline: all"),
     ),
+    (
+        "lag beside a baseline of the kept",
+        {"baseline": "kept", **_criterion("lag", upper=1)},
+        ("rollout_corr.baseline is 'kept'", "rollout_corr.reject.lag", "Write rollout_corr.baseline: all"),
+    ),
+    ("lag of a fraction", _criterion("lag", upper=0.5), ("reject.lag.upper is 0.5", "whole number of at least 0")),
+    ("negative lag", _criterion("lag", upper=-1), ("reject.lag.upper is -1", "whole number of at least 0")),
+    (
+        "lag with a lower bound",
+        _criterion("lag", lower=1),
+        ("reject.lag.lower is 1", "Write rollout_corr.reject.lag.upper"),
+    ),
+    ("lag without a bound", _criterion("lag"), ("reject.lag is {}", "it can reject nothing", "Write upper")),
+    ("lag as a number", {"reject": {"lag": 2}}, ("reject.lag is 2", "Write lag: {upper: 4}")),
+    ("a peer's word for lag", {"max_staleness": 2}, ("max_staleness is 2", "Did you mean reject: {lag: {upper: 4}}?")),
+    ("a peer's criterion", _criterion("binary_kl", upper=0.05), ("Did you mean token_bkl_mu?", "or lag")),
+    ("a peer's when", _criterion("token_tv", upper=0.2, when="dppo"), ("when is 'dppo'", "Did you mean outward?")),
 ]
+
+
+def test_a_lag_of_zero_is_a_bound() -> None:
+    """Only fresh rows pass; of every other statistic a bound of 0 is refused."""
+    (criterion,) = parse({"reject": {"lag": {"upper": 0}}}).reject
+    assert (criterion.name, criterion.bounds) == ("lag", Bounds(None, 0))
+    with pytest.raises(ConfigError, match="a bound is above 0"):
+        parse({"reject": {"token_tv": {"upper": 0}}})
 
 
 @pytest.mark.parametrize(("mapping", "words"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])

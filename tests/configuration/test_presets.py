@@ -18,6 +18,7 @@ from verl_rollout_corr.configuration.presets import load_preset, preset_names
 from verl_rollout_corr.errors import ConfigError
 
 TOKEN_IS = {"weights": {"level": "token", "upper": 2}}
+TOKEN_10 = {"weights": {"level": "token", "upper": 10}}
 SEQ_IS = {"weights": {"level": "seq_sum", "upper": 2}}
 ICEPOP = {"weights": {"level": "token", "lower": 0.5, "upper": 5, "outside": "mask"}}
 GEO_RS = {"reject": {"seq_mean_k1": {"lower": 0.999, "upper": 1.001}}}
@@ -48,6 +49,14 @@ TABLE: dict[str, dict[str, Any]] = {
     "kpop": {"reject": {"token_bkl": {"upper": 2}}},
     "opsm": {"reject": {"seq_mean_k1": {"lower": math.exp(-0.5), "when": "negative_advantage"}}},
     "m2po": {"reject": {"batch_mean_k2": {"upper": 0.02}}},
+    "turn_is": {"weights": {"level": "turn_mean", "upper": 2}},
+    "dppo_tv": {**REINFORCE, **TOKEN_10, "reject": {"token_tv": {"upper": 0.2, "when": "outward"}}},
+    "dppo_kl": {**REINFORCE, **TOKEN_10, "reject": {"token_bkl_mu": {"upper": 0.05, "when": "outward"}}},
+    "flash_reinforce": {
+        **REINFORCE,
+        "weights": {"level": "token"},
+        "reject": {"seq_mean_bkl_mu": {"upper": 0.003}},
+    },
     "bypass_ppo_clip": PPO_CLIP,
     "bypass_ppo_clip_geo_rs": {**PPO_CLIP, **GEO_RS},
     "bypass_ppo_clip_k3_rs": {**PPO_CLIP, **K3_RS},

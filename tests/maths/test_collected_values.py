@@ -40,6 +40,8 @@ def everything() -> dict[str, Any]:
 
     def bound(name: str) -> dict[str, float]:
         scope, _, stat = criterion_words(name)
+        if STATS[stat].per_row:
+            return {"upper": 1}
         return {"lower": 0.5, "upper": 2.0} if STATS[stat].two_sided and scope is not Scope.BATCH else {"upper": 0.5}
 
     return {
@@ -119,7 +121,7 @@ def test_metrics_lie_in_their_ranges(scale: float) -> None:
     mask = torch.rand(6, 9, generator=generator) < 0.7
     fixed = {row.name for row in METRICS if "{" not in row.name}
     seen = 0
-    for name, value in correct(train, rollout, mask, everything()).metrics.items():
+    for name, value in correct(train, rollout, mask, everything(), staleness=range(6)).metrics.items():
         bare = name.removeprefix(PREFIX)
         assert isinstance(value, float)
         assert not math.isnan(value), name
@@ -137,7 +139,7 @@ def test_over_nothing_everything_is_zero(level: str | None, shape: tuple[int, in
     """No rows, no columns, no response tokens, whatever stands there."""
     node = {**everything(), "weights": {"level": level and str(level)}}
     hidden = torch.full(shape, math.nan)
-    found = correct(hidden, hidden, torch.zeros(shape), node).metrics
+    found = correct(hidden, hidden, torch.zeros(shape), node, staleness=[3] * shape[0]).metrics
     assert set(found.values()) == {0.0}
     assert found == finalize(Sums.zero(parse(node)))
 
@@ -155,11 +157,11 @@ def test_equal_weights_have_no_deviation(weight: float, count: int) -> None:
 def test_invalid_rows_leave_no_statistic_of_the_mismatch() -> None:
     """They count in what was rejected, and nowhere else."""
     train, rollout = padded(PI), padded(MU)
-    valid = correct(train, rollout, MASK, everything()).metrics
+    valid = correct(train, rollout, MASK, everything(), staleness=[0, 1, 2]).metrics
     train[2, :2], rollout[2, :2] = torch.tensor([-1.0, math.nan]), torch.tensor([-0.01, -5.0])
     mask = MASK.clone()
     mask[2, :2] = 1
-    found = correct(train, rollout, mask, everything()).metrics
+    found = correct(train, rollout, mask, everything(), staleness=[0, 1, 2]).metrics
     assert found[PREFIX + "invalid_seq_fraction"] == pytest.approx(1 / 3)
     for name, value in valid.items():
         if not name.endswith(("masked_fraction", "dropped_fraction", "invalid_seq_fraction")):

@@ -56,6 +56,8 @@ class NoHostSynchronisation(TorchDispatchMode):
 def bounds(name: str) -> dict[str, float]:
     """Every bound that the criterion accepts."""
     scope, _, stat = criterion_words(name)
+    if STATS[stat].per_row:
+        return {"upper": 1}
     return {"lower": 0.5, "upper": 2.0} if STATS[stat].two_sided and scope is not Scope.BATCH else {"upper": 0.5}
 
 
@@ -64,6 +66,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "every criterion, when": {
         "reject": {name: {**bounds(name), "when": "negative_advantage"} for name in CRITERION_NAMES}
     },
+    "every criterion, outward": {"reject": {name: {**bounds(name), "when": "outward"} for name in CRITERION_NAMES}},
     **{
         f"{level}, {outside}": {
             "weights": {"level": str(level), "lower": 0.5, "upper": 2, "outside": outside, "normalize": normalize}

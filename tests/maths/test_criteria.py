@@ -14,8 +14,9 @@ from torch import Tensor
 from verl_rollout_corr.grammar import CRITERION_NAMES, Agg, Bounds, Criterion, Scope, Stat, When, criterion_words
 from verl_rollout_corr.maths.criteria import judge
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, token_log_probs
+from verl_rollout_corr.maths.statistics import STATISTICS
 
-NEGATIVE, POSITIVE = When.NEGATIVE_ADVANTAGE, When.POSITIVE_ADVANTAGE
+NEGATIVE, POSITIVE, OUTWARD = When.NEGATIVE_ADVANTAGE, When.POSITIVE_ADVANTAGE, When.OUTWARD
 
 
 def criterion(name: str, lower: float | None = None, upper: float | None = None, when: When | None = None) -> Criterion:
@@ -105,6 +106,81 @@ def test_when_of_a_token_is_its_own_advantage() -> None:
     assert passes(criterion("token_k1", upper=2.0, when=POSITIVE), tokens, advantages) == [[True, True, False]]
 
 
+def test_outward_is_away_from_mu() -> None:
+    """DPPO's mask: a token of r > 1 and A > 0, or r < 1 and A < 0; at A = 0 or r = 1 the update pushes nowhere."""
+    tokens = ratios([3.0, 3.0, 3.0, 0.2, 0.2, 1.0, 0.0, 0.0])
+    advantages = [[1.0, -1.0, 0.0, -1.0, 1.0, 5.0, -1.0, 1.0]]
+    kept = [False, True, True, False, True, True, False, True]
+    assert passes(criterion("token_abs", upper=1e-9, when=OUTWARD), tokens, advantages) == [kept]
+
+
+def test_outward_of_a_unit_is_by_its_mean_advantage_and_its_product() -> None:
+    """Turns 8 | 2, 1/4: the second has a product of 1/2, and a mean advantage of 1/2 leads back. The row has 4, 4/3."""
+    tokens = ratios([8.0, 9.0, 2.0, 0.25], mask=[[1, 0, 1, 1]])
+    advantages = [[3.0, math.nan, -2.0, 3.0]]
+    turn, seq = (criterion(f"{scope}_max_k2", upper=0.01, when=OUTWARD) for scope in ("turn", "seq"))
+    assert passes(turn, tokens, advantages) == [[False, False, True, True]]
+    assert passes(seq, tokens, advantages) == [[False] * 4]
+    assert passes(seq, tokens, [[-1.0, math.nan, -1.0, -1.0]]) == [[True, False, True, True]]
+
+
+def test_signs_do_not_underflow() -> None:
+    """A of 1e-200 and l of 1e-160 have a product of 0 in float64, and lead away."""
+    train, rollout = torch.tensor([[0.0], [-1e-160]], dtype=torch.float64)[:, None]
+    tokens = token_log_probs(train, rollout, torch.ones(1, 1, dtype=torch.bool))
+    spec = criterion("token_k1", upper=0.5, when=OUTWARD)
+    assert passes(spec, tokens, [[1e-200]]) == [[False]]
+    assert passes(spec, tokens, [[-1e-200]]) == [[True]]
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(-2.0, 2.0)), min_size=1, max_size=6))
+def test_outward_changes_sides_with_the_advantage(row: list[tuple[float, float]]) -> None:
+    """With -A the other units may be rejected: no unit is rejected under both signs."""
+    tokens, advantages = ratios([r for r, _ in row]), [[a for _, a in row]]
+    negated = [[-a for _, a in row]]
+    for name in ("token_abs", "seq_mean_abs", "batch_mean_abs"):
+        spec = criterion(name, upper=1e-12, when=OUTWARD)
+        one, other = passes(spec, tokens, advantages)[0], passes(spec, tokens, negated)[0]
+        assert all(a or b for a, b in zip(one, other, strict=True)), name
+
+
+class TestLag:
+    """`lag`: rows whose weights were more than n published versions old."""
+
+    def judge(self, lags: list[int] | None, upper: int, **more: Any) -> Any:
+        """Three rows, the second of one token."""
+        tokens = ratios([2.0, 2.0], [2.0, 2.0], [2.0, 2.0], mask=[[1, 1], [1, 0], [1, 1]])
+        staleness = None if lags is None else torch.tensor(lags)
+        return judge(criterion("lag", upper=upper, **more), tokens, torch.ones(3, 2).double() * -1, staleness), tokens
+
+    @pytest.mark.parametrize(
+        ("lags", "upper", "want"),
+        [
+            ([0, 1, 2], 1, [True, True, False]),
+            ([0, 1, 2], 0, [True, False, False]),
+            ([3, -1, 2], 0, [False, True, False]),  # unknown passes
+            (None, 0, [True, True, True]),
+        ],
+    )
+    def test_by_hand(self, lags: list[int] | None, upper: int, want: list[bool]) -> None:
+        """The bound is inclusive, and the whole row goes."""
+        verdict, tokens = self.judge(lags, upper)
+        assert verdict.passes.shape == (3, 2)
+        assert [bool(verdict.passes[row][tokens.mask[row]].all()) for row in range(3)] == want
+        assert [bool(verdict.passes[row][tokens.mask[row]].any()) for row in range(3)] == want
+
+    def test_rows_of_unknown_lag_are_no_units(self) -> None:
+        """Their -1 would lower the mean."""
+        verdict, _ = self.judge([4, -1, 2], 9)
+        assert verdict.value[verdict.units.exists].tolist() == [4.0, 2.0]
+
+    @pytest.mark.parametrize(("when", "kept"), [(NEGATIVE, False), (POSITIVE, True), (OUTWARD, True)])
+    def test_when(self, when: When, kept: bool) -> None:
+        """A row's unit is the sequence: mean advantage -1, product above 1."""
+        verdict, tokens = self.judge([1, 1, 1], 0, when=when)
+        assert set(verdict.passes[tokens.mask].tolist()) == {kept}
+
+
 def test_advantages_outside_the_response_are_not_read() -> None:
     """NaN there changes no mean."""
     tokens = ratios([3.0, 3.0, 1.0], mask=[[1, 1, 0]])
@@ -187,7 +263,7 @@ class TestBatchMean:
 def test_max_is_the_conjunction_of_the_tokens(row: list[float], lower: float, upper: float) -> None:
     """`seq_max_{stat}` passes iff every token passes `token_{stat}`."""
     tokens = ratios(row)
-    for stat in Stat:
+    for stat in STATISTICS:
         bounds = (lower, upper) if stat is Stat.K1 else (None, upper - 0.9)
         token = passes(criterion(f"token_{stat}", *bounds), tokens)[0]
         assert passes(criterion(f"seq_max_{stat}", *bounds), tokens)[0] == [all(token)] * len(row)
@@ -219,6 +295,8 @@ def test_overflow(log_ratio: float) -> None:
     rollout = torch.tensor([[min(-log_ratio, 0.0)] * 4], dtype=torch.float64)
     tokens = token_log_probs(train, rollout, torch.ones(1, 4, dtype=torch.bool))
     for name in CRITERION_NAMES:
+        if name == "lag":
+            continue
         verdict = judge(criterion(name, upper=0.5), tokens, None)
         assert not verdict.value.isnan().any(), name
         above = log_ratio > 0 or not name.endswith("k1")

@@ -69,6 +69,19 @@ def test_the_warning_points_at_the_caller() -> None:
     assert caught[0].filename == __file__
 
 
+def test_lag_without_staleness() -> None:
+    """Every row would pass as one of unknown lag, silently."""
+    with pytest.raises(InputError, match=r"reject\.lag is set and staleness is None; pass one integer per row"):
+        correct(ONE, ONE, MASK, {"reject": {"lag": {"upper": 1}}})
+
+
+def test_an_empty_batch_has_an_empty_list_of_lags() -> None:
+    """An empty list has no type; torch takes it for floats."""
+    empty = torch.zeros(0, 3)
+    found = correct(empty, empty, empty, {"reject": {"lag": {"upper": 1}}}, staleness=[])
+    assert found.metrics["rollout_corr/rollout_rs_lag_unknown_fraction"] == 0.0
+
+
 def test_staleness_that_is_no_row_of_integers() -> None:
     with pytest.raises(InputError, match=r"staleness is no row of integers .*one integer per row"):
         at_the_door(staleness=["a", "b"])

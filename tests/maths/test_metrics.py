@@ -35,6 +35,9 @@ def everything() -> dict[str, Any]:
     reject: dict[str, dict[str, float]] = {}
     for name in CRITERION_NAMES:
         scope, _, stat = criterion_words(name)
+        if STATS[stat].per_row:
+            reject[name] = {"upper": 1}
+            continue
         two_sided = STATS[stat].two_sided and scope is not Scope.BATCH
         reject[name] = {"lower": 0.5, "upper": 2.0} if two_sided else {"upper": 0.5}
     return {"reject": reject, "weights": {"level": "seq_sum", "lower": 0.5, "upper": 2.0}}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verl_rollout_corr.grammar import STATS, Stat
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs
-from verl_rollout_corr.maths.statistics import STATISTICS, absolute, bkl, k1, k2, k3, tv
+from verl_rollout_corr.maths.statistics import STATISTICS, absolute, bkl, bkl_mu, k1, k2, k3, tv
 
 log_probs = st.floats(-60, 0)
 DISTANCES = [k2, k3, absolute, tv, bkl]
@@ -36,8 +36,9 @@ def value(statistic: object, train: float, rollout: float) -> float:
 
 
 def test_the_registry_is_the_grammar() -> None:
-    """A statistic is one row of the grammar and one function."""
-    assert STATISTICS.keys() == STATS.keys() == set(Stat)
+    """A statistic of tokens is one row of the grammar and one function."""
+    assert STATS.keys() == set(Stat)
+    assert STATISTICS.keys() == {stat for stat, info in STATS.items() if not info.per_row}
     assert len(set(STATISTICS.values())) == len(STATISTICS)
 
 
@@ -54,6 +55,8 @@ def test_by_hand() -> None:
     assert one > other
     assert value(bkl, train, rollout) == pytest.approx(one, rel=1e-12)
     assert value(bkl, rollout, train) == pytest.approx(one, rel=1e-12)
+    assert value(bkl_mu, train, rollout) == pytest.approx(other, rel=1e-12)
+    assert value(bkl_mu, rollout, train) == pytest.approx(one, rel=1e-12)
 
 
 @pytest.mark.parametrize(("p", "q"), [(0.9, 0.1), (0.9, 1e-9), (0.99, 0.3), (1e-9, 0.5), (0.5, 0.4999)])
@@ -61,6 +64,7 @@ def test_bkl_by_hand_near_and_far(p: float, q: float) -> None:
     """The larger of the two Bernoulli divergences, on both sides of where the formula changes."""
     divergences = [a * math.log(a / b) + (1 - a) * (math.log1p(-a) - math.log1p(-b)) for a, b in ((p, q), (q, p))]
     assert value(bkl, math.log(p), math.log(q)) == pytest.approx(max(divergences), rel=1e-8)
+    assert value(bkl_mu, math.log(p), math.log(q)) == pytest.approx(divergences[1], rel=1e-8)
 
 
 @given(log_probs, log_probs)
@@ -122,14 +126,30 @@ def test_no_probability_under_the_trainer() -> None:
     assert value(absolute, -math.inf, -1.0) == 1.0
     assert value(tv, -math.inf, math.log(0.25)) == pytest.approx(0.25)
     assert value(bkl, -math.inf, -1.0) == math.inf
+    assert value(bkl_mu, -math.inf, -1.0) == math.inf
 
 
 def test_certainty() -> None:
-    """bkl is +inf where one side is certain of the token and the other is not, and 0 where both are."""
-    assert value(bkl, 0.0, -1e-6) == math.inf
-    assert value(bkl, -1e-6, 0.0) == math.inf
-    assert value(bkl, 0.0, 0.0) == 0.0
-    assert value(bkl, 1e-4, 0.0) == 0.0  # a rounding above 0 is certainty
+    """A log-prob of 0.0 is what float32 makes of near certainty: 1 - p is at least 2^-24, and nothing is infinite."""
+    floor, gap = 2.0**-24, -math.expm1(-1e-6)
+    one = gap * math.log(gap / floor) + (1 - gap) * -1e-6  # KL(Bern(e^-1e-6) || Bern(1))
+    other = floor * math.log(floor / gap) + 1e-6
+    assert one > other > 0
+    assert value(bkl, 0.0, -1e-6) == value(bkl, -1e-6, 0.0) == pytest.approx(one, rel=1e-9)
+    assert value(bkl_mu, 0.0, -1e-6) == pytest.approx(one, rel=1e-9)
+    assert value(bkl_mu, -1e-6, 0.0) == pytest.approx(other, rel=1e-9)
+    for statistic in (bkl, bkl_mu):
+        assert value(statistic, 0.0, 0.0) == 0.0
+        assert value(statistic, 1e-4, 0.0) == 0.0  # a rounding above 0 is certainty
+        assert abs(value(statistic, -2e-7, 0.0)) < 2e-7  # case 52: was +inf
+
+
+@given(st.floats(-30.0, 0.0), st.floats(-30.0, 0.0))
+def test_bkl_is_the_larger_direction(train: float, rollout: float) -> None:
+    """bkl = max(bkl_mu(p, q), bkl_mu(q, p)), and both are at least 0 but for what the floor takes."""
+    directions = value(bkl_mu, train, rollout), value(bkl_mu, rollout, train)
+    assert value(bkl, train, rollout) == max(directions) >= 0.0
+    assert min(directions) >= -(2.0**-24)
 
 
 @pytest.mark.parametrize("train", [-1e4, -1e9, -3e38])

@@ -10,12 +10,9 @@ import numpy as np
 import torch
 
 LEVELS = ("token", "turn_sum", "turn_mean", "seq_sum", "seq_mean", "prefix_sum")
-STATS = ("k1", "k2", "k3", "abs", "tv", "bkl")
-NAMES = tuple(
-    f"{prefix}_{stat}"
-    for prefix in ("token", *(f"{s}_{a}" for s in ("turn", "seq") for a in ("sum", "mean", "max")), "batch_mean")
-    for stat in STATS
-)
+STATS = ("k1", "k2", "k3", "abs", "tv", "bkl", "bkl_mu")
+FORMS = ("token", *(f"{s}_{a}" for s in ("turn", "seq") for a in ("sum", "mean", "max")), "batch_mean")
+NAMES = (*(f"{form}_{stat}" for form in FORMS for stat in STATS), "lag")
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 MASK_DTYPES = (torch.bool, torch.int64, torch.int32, torch.float32, torch.bfloat16)
 SCALES = (1e-7, 1e-3, 0.03, 0.3, 2.0, 30.0)  # of the log-ratio: from the same policy to another world
@@ -30,11 +27,12 @@ class Batch:
     mask: torch.Tensor
     advantages: torch.Tensor | None = None
     group_ids: Any = None
+    staleness: list[int] | None = None
     has_invalid: bool = False
     optional: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.optional = {"advantages": self.advantages, "group_ids": self.group_ids}
+        self.optional = {"advantages": self.advantages, "group_ids": self.group_ids, "staleness": self.staleness}
 
     def lists(self) -> tuple[Any, Any, Any]:
         """Widened to float64, as the oracle takes them."""
@@ -45,7 +43,8 @@ class Batch:
         at = torch.tensor(index, dtype=torch.long)
         advantages = None if self.advantages is None else self.advantages[at]
         groups = None if self.group_ids is None else [list(self.group_ids)[i] for i in index]
-        return Batch(self.train[at], self.rollout[at], self.mask[at], advantages, groups, self.has_invalid)
+        lags = None if self.staleness is None else [self.staleness[i] for i in index]
+        return Batch(self.train[at], self.rollout[at], self.mask[at], advantages, groups, lags, self.has_invalid)
 
 
 def random_mask(rng: np.random.Generator, rows: int, width: int) -> np.ndarray:
@@ -142,7 +141,8 @@ def random_batch(rng: np.random.Generator, *, rows: int, width: int, invalid: bo
         advantages = torch.where(torch.from_numpy(mask), advantages, torch.nan)
     groups = [int(g) for g in rng.integers(0, max(rows // 2, 1), rows)]
     mask_tensor = spread(rng, torch.from_numpy(mask).to(MASK_DTYPES[rng.integers(5)]))
-    return Batch(tensors[0], tensors[1], mask_tensor, advantages, groups, has_invalid)
+    lags = [int(lag) for lag in rng.integers(-1, 4, rows)]
+    return Batch(tensors[0], tensors[1], mask_tensor, advantages, groups, lags, has_invalid)
 
 
 def random_bounds(rng: np.random.Generator, *, lower: bool, upper: bool) -> dict[str, float]:
@@ -168,12 +168,14 @@ def random_criterion(rng: np.random.Generator, name: str) -> dict[str, Any]:
     if two_sided:
         sides = [(True, True), (True, False), (False, True)][rng.integers(3)]
         node: dict[str, Any] = random_bounds(rng, lower=sides[0], upper=sides[1])
+    elif name == "lag":
+        node = {"upper": int(rng.integers(0, 4))}
     elif name.endswith("k1"):
         node = random_bounds(rng, lower=False, upper=True)
     else:
         node = {"upper": float(np.exp(rng.normal(-2.0, 3.0)))}
-    if rng.random() < 0.25 and not name.startswith("batch"):
-        node["when"] = ("negative_advantage", "positive_advantage")[rng.integers(2)]
+    if rng.random() < 0.3:
+        node["when"] = ("negative_advantage", "positive_advantage", "outward")[rng.integers(3)]
     return node
 
 

@@ -18,7 +18,9 @@ def expected(batch: Batch, config: Mapping[str, Any]) -> oracle.Decided:
     """The oracle's answer."""
     train, rollout, mask = batch.lists()
     advantages = None if batch.advantages is None else batch.advantages.double().tolist()
-    return oracle.decide(train, rollout, mask, config, advantages=advantages, group_ids=batch.group_ids)
+    return oracle.decide(
+        train, rollout, mask, config, advantages=advantages, group_ids=batch.group_ids, staleness=batch.staleness
+    )
 
 
 def assert_metrics_equal(found: Mapping[str, float], want: Mapping[str, float], note: object = "") -> None:

@@ -48,7 +48,7 @@ class Decided:
         return out
 
 
-def read_rows(train: Any, rollout: Any, mask: Any, advantages: Any, group_ids: Any) -> list[Row]:
+def read_rows(train: Any, rollout: Any, mask: Any, advantages: Any, group_ids: Any, staleness: Any) -> list[Row]:
     """Rows from nested lists (or arrays) of floats; only positions with mask 1 are read."""
     rows = []
     for i in range(len(mask)):
@@ -61,7 +61,8 @@ def read_rows(train: Any, rollout: Any, mask: Any, advantages: Any, group_ids: A
         else:
             adv = [float(advantages[i])] * len(positions)
         invalid = any(is_invalid(a, b) for a, b in zip(p, q, strict=True))
-        rows.append(Row(i, positions, p, q, adv, None if group_ids is None else group_ids[i], invalid))
+        lag = -1 if staleness is None else int(staleness[i])
+        rows.append(Row(i, positions, p, q, adv, None if group_ids is None else group_ids[i], lag, invalid))
     return rows
 
 
@@ -95,9 +96,14 @@ def passes(stat: str, agg: str | None, values: list[float], lower: float | None,
     return aggregate(stat, agg, values) <= upper
 
 
-def sign_matches(when: str | None, advantage: float) -> bool:
-    """Whether a criterion may reject a unit of this mean advantage."""
-    return when is None or (advantage < 0 if when == "negative_advantage" else advantage > 0)
+def may_reject(when: str | None, advantages: list[float], log_ratios: list[float]) -> bool:
+    """Whether a criterion may reject a unit with these advantages and log-ratios of its tokens."""
+    if when is None:
+        return True
+    advantage, pushed = mean(advantages), total(log_ratios)
+    if when == "outward":
+        return (advantage > 0 and pushed > 0) or (advantage < 0 and pushed < 0)
+    return advantage < 0 if when == "negative_advantage" else advantage > 0
 
 
 def judge_units(scope: str, agg: str | None, stat: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgement:
@@ -111,7 +117,7 @@ def judge_units(scope: str, agg: str | None, stat: str, bounds: Mapping[str, Any
             values = [per_token[i] for i in unit]
             number = aggregate(stat, agg, values)
             judgement.values.append(exp_ratio(number) if stat == "k1" else number)
-            may = sign_matches(bounds.get("when"), mean([row.advantages[i] for i in unit]))
+            may = may_reject(bounds.get("when"), [row.advantages[i] for i in unit], [row.l[i] for i in unit])
             if may and not passes(stat, agg, values, bounds.get("lower"), bounds.get("upper")):
                 for i in unit:
                     judgement.rejected[r][i] = True
@@ -130,7 +136,7 @@ def judge_batch(stat: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgem
             value = statistic(stat, p, q)
             tokens.append((value, r, i))
             judgement.values.append(exp_ratio(value) if stat == "k1" else value)
-            if sign_matches(bounds.get("when"), row.advantages[i]):
+            if may_reject(bounds.get("when"), [row.advantages[i]], [row.l[i]]):
                 candidates.append((value, r, i))
     limit = math.log(bounds["upper"]) if stat == "k1" else bounds["upper"]
     rest = [value for value, _, _ in tokens if value != -INF]
@@ -143,12 +149,27 @@ def judge_batch(stat: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgem
     return judgement
 
 
+def judge_lag(bounds: Mapping[str, Any], rows: list[Row]) -> Judgement:
+    """Rows whose weights were more than `upper` versions old go whole; one of unknown lag passes and is no unit."""
+    judgement = Judgement([], [[False] * len(row.positions) for row in rows])
+    for r, row in enumerate(rows):
+        if row.invalid or not row.positions or row.lag < 0:
+            continue
+        judgement.values.append(float(row.lag))
+        if row.lag > bounds["upper"] and may_reject(bounds.get("when"), row.advantages, row.l):
+            judgement.rejected[r] = [True] * len(row.positions)
+    return judgement
+
+
 def judge(name: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgement:
     """A criterion by its name."""
-    words = name.split("_")
-    if words[0] == "batch":
-        return judge_batch(words[-1], bounds, rows)
-    return judge_units(words[0], words[1] if len(words) == 3 else None, words[-1], bounds, rows)
+    if name == "lag":
+        return judge_lag(bounds, rows)
+    scope, rest = name.split("_", 1)
+    if scope == "token":
+        return judge_units(scope, None, rest, bounds, rows)
+    agg, stat = rest.split("_", 1)
+    return judge_batch(stat, bounds, rows) if scope == "batch" else judge_units(scope, agg, stat, bounds, rows)
 
 
 def reject_small_groups(rows: list[Row], keep: list[list[bool]], least: int) -> None:
@@ -185,10 +206,17 @@ def weigh(decided: Decided, weights: Mapping[str, Any]) -> None:
 
 
 def decide(
-    train: Any, rollout: Any, mask: Any, config: Mapping[str, Any], *, advantages: Any = None, group_ids: Any = None
+    train: Any,
+    rollout: Any,
+    mask: Any,
+    config: Mapping[str, Any],
+    *,
+    advantages: Any = None,
+    group_ids: Any = None,
+    staleness: Any = None,
 ) -> Decided:
     """Weights and keep of a batch given as nested lists or arrays (B, T); `config` has the keys of the node."""
-    rows = read_rows(train, rollout, mask, advantages, group_ids)
+    rows = read_rows(train, rollout, mask, advantages, group_ids, staleness)
     if config.get("invalid", "error") == "error" and any(row.invalid for row in rows):
         raise InvalidInputError
     decided = Decided(rows, (len(mask), len(mask[0]) if len(mask) else 0))

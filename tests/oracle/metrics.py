@@ -99,6 +99,9 @@ def of_rejection(decided: Decided) -> dict[str, float]:
             f"rollout_rs_{name}_masked_fraction": share(sum(x for row in rejected for x in row), n),
             f"rollout_rs_{name}_seq_masked_fraction": share(sum(any(row) for row in rejected), s),
         }
+    if "lag" in decided.judgements:
+        seen = [row for row in decided.valid if row.positions]
+        out["rollout_rs_lag_unknown_fraction"] = share(sum(row.lag < 0 for row in seen), len(seen))
     return out
 
 

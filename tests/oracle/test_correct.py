@@ -150,6 +150,8 @@ def test_optional_inputs_may_be_absent(seed: int) -> None:
     rng = np.random.default_rng(seed)
     batch = random_batch(rng, rows=4, width=8)
     config = without_advantages(random_config(rng, per_row=True))
+    config["reject"].pop("lag", None)
+    batch.staleness = batch.optional["staleness"] = None
     bare = correct(batch.train, batch.rollout, batch.mask, config)
     assert_agrees(bare, batch, config)
     assert bare.metrics == ask(batch, config).metrics

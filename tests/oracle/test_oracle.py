@@ -52,7 +52,9 @@ def test_statistics_at_their_edges() -> None:
     assert statistic("k3", -1e9, 0.0) == pytest.approx(1e9)
     assert bernoulli_kl(math.log(0.5), math.log(0.25)) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
     assert bernoulli_kl(0.0, 0.0) == bernoulli_kl(-math.inf, -math.inf) == 0.0
-    assert bernoulli_kl(0.0, -1e4) == pytest.approx(1e4)
+    floor = 2.0**-24  # of the complement of a certain token
+    assert bernoulli_kl(0.0, -1e4) == pytest.approx(1e4 + floor * math.log(floor))
+    assert bernoulli_kl(-2e-7, 0.0) == pytest.approx(-2e-7 + 2e-7 * math.log(2e-7 / floor), rel=1e-5)
     assert bernoulli_kl(math.log(0.5), -math.inf) == math.inf
     assert exp_ratio(1e4) == math.exp(20)
 

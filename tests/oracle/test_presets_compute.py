@@ -40,6 +40,10 @@ PRESETS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "kpop": (None, {"token_bkl": {"upper": 2.0}}),
     "opsm": (None, {"seq_mean_k1": {"lower": math.exp(-0.5), "when": "negative_advantage"}}),
     "m2po": (None, {"batch_mean_k2": {"upper": 0.02}}),
+    "turn_is": ({"level": "turn_mean", "upper": 2.0}, {}),
+    "dppo_tv": ({"level": "token", "upper": 10.0}, {"token_tv": {"upper": 0.2, "when": "outward"}}),
+    "dppo_kl": ({"level": "token", "upper": 10.0}, {"token_bkl_mu": {"upper": 0.05, "when": "outward"}}),
+    "flash_reinforce": ({"level": "token"}, {"seq_mean_bkl_mu": {"upper": 0.003}}),
     "bypass_ppo_clip": (None, {}),
     "bypass_ppo_clip_geo_rs": (None, GEO),
     "bypass_ppo_clip_k3_rs": (None, K3),
@@ -67,5 +71,6 @@ def test_preset(name: str) -> None:
         batch = random_batch(np.random.default_rng([seed, 11]), rows=5, width=15)
         found = correct(batch.train, batch.rollout, batch.mask, preset, **batch.optional)
         assert_agrees(found, batch, config, note=f"{name}, seed {seed}")
-    assert preset.loss == ("reinforce" if "reinforce" in name else "ppo_clip")
-    assert preset.mode == ("bypass" if name.startswith("bypass") else "decoupled")
+    reinforce = "reinforce" in name or name.startswith("dppo")
+    assert preset.loss == ("reinforce" if reinforce else "ppo_clip")
+    assert preset.mode == ("bypass" if reinforce or name.startswith("bypass") else "decoupled")

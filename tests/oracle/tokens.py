@@ -20,8 +20,14 @@ def exp_ratio(x: float) -> float:
     return 0.0 if x == -INF else math.exp(min(max(x, -20.0), 20.0))
 
 
+FLOOR = Decimal(2) ** -24
+
+
 def bernoulli_kl(log_p: float, log_q: float) -> float:
-    """KL(Bern(p) || Bern(q)) with 0 log 0 = 0, to sixty digits: no underflow of p and no cancellation for p near q."""
+    """KL(Bern(p) || Bern(q)) with 0 log 0 = 0, to sixty digits: no underflow of p and no cancellation for p near q.
+
+    The complements 1 - p and 1 - q are at least 2^-24.
+    """
     with localcontext() as context:
         context.prec = 60
         a, b = Decimal(log_p), Decimal(log_q)
@@ -29,9 +35,8 @@ def bernoulli_kl(log_p: float, log_q: float) -> float:
         total = Decimal(0)
         if p > 0:
             total += p * (a - b) if q > 0 else Decimal("Infinity")
-        if p < 1:
-            total += (1 - p) * ((1 - p).ln() - (1 - q).ln()) if q < 1 else Decimal("Infinity")
-        return float(total)
+        not_p, not_q = max(1 - p, FLOOR), max(1 - q, FLOOR)
+        return float(total + not_p * (not_p.ln() - not_q.ln()))
 
 
 def k3(x: float) -> float:
@@ -58,6 +63,8 @@ def statistic(stat: str, train: float, rollout: float) -> float:
         return abs(math.exp(train) - math.exp(rollout))
     if stat == "bkl":
         return max(bernoulli_kl(min(train, 0.0), min(rollout, 0.0)), bernoulli_kl(min(rollout, 0.0), min(train, 0.0)))
+    if stat == "bkl_mu":
+        return bernoulli_kl(min(rollout, 0.0), min(train, 0.0))
     raise AssertionError(stat)
 
 
@@ -96,6 +103,7 @@ class Row:
     rollout: list[float]
     advantages: list[float]
     group: object
+    lag: int
     invalid: bool
 
     @property

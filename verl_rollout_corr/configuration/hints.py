@@ -20,6 +20,14 @@ KEYS: dict[str, str] = {
     "max": "upper",
     "cap": "upper",
     "veto": "reject: {seq_max_k1: {lower: 1e-4}}",
+    "lag": "reject: {lag: {upper: 4}}",
+    "max_staleness": "reject: {lag: {upper: 4}}",
+    "max_lag": "reject: {lag: {upper: 4}}",
+    "max_off_policy_steps": "reject: {lag: {upper: 8}}",
+    "max_weight_staleness": "reject: {lag: {upper: 4}}",
+    "max_head_offpolicyness": "reject: {lag: {upper: 4}}",
+    "staleness_threshold": "reject: {lag: {upper: 4}}",
+    "dppo_type": "reject: {token_tv: {upper: 0.2, when: outward}}",
 }
 """Keys of the node."""
 
@@ -43,6 +51,11 @@ PRESETS: dict[str, str] = {
     "tis": "token_is",
     "mis": "seq_mis",
     "icepop": "token_icepop",
+    "dppo": "dppo_tv",
+    "dppo_binary_tv": "dppo_tv",
+    "dppo_binary_kl": "dppo_kl",
+    "flashreinforce": "flash_reinforce",
+    "segment_is": "turn_is",
 }
 """Names of presets."""
 
@@ -74,6 +87,14 @@ CRITERIA: dict[str, str] = {
     "veto": "seq_max_k1",
     "rollout_is": "seq_sum_k1",
     "rollout_rs": "seq_sum_k1",
+    "tv": "token_tv",
+    "binary_tv": "token_tv",
+    "bkl": "token_bkl",
+    "bkl_mu": "token_bkl_mu",
+    "binary_kl": "token_bkl_mu",
+    "staleness": "lag",
+    "max_staleness": "lag",
+    "seq_lag": "lag",
 }
 """Names of criteria."""
 
@@ -89,6 +110,8 @@ WORDS: dict[str, str] = {
     "policy_gradient": "reinforce",
     "negative": "negative_advantage",
     "positive": "positive_advantage",
+    "dppo": "outward",
+    "away": "outward",
     "raise": "error",
     "drop": "reject",
 }

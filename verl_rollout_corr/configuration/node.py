@@ -123,13 +123,13 @@ class Node:
             f"(from the environment: ${{oc.decode:${{oc.env:NAME}}}}).",
         )
 
-    def count(self, key: str) -> int | None:
-        """A whole number of at least 1, or None for null and absent."""
+    def count(self, key: str, *, least: int = 1) -> int | None:
+        """A whole number of at least `least`, or None for null and absent."""
         value = self.values.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < 1:
-            self.refuse(key, f"it is a whole number of at least 1. Write one, as in {key}: 2.")
+        if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+            self.refuse(key, f"it is a whole number of at least {least}. Write one, as in {key}: 2.")
         return int(value)
 
 

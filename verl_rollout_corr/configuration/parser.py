@@ -42,7 +42,8 @@ __all__ = ["check_run", "parse", "to_mapping"]
 _KEYS = ("mode", "loss", "weights", "reject", "min_group_kept", "denominator", "baseline", "invalid", "dump")
 _CRITERION_FORM = (
     f"token_<stat>, turn_<agg>_<stat>, seq_<agg>_<stat> or batch_mean_<stat> "
-    f"with <agg> = {listed(Agg)} and <stat> = {listed(Stat)}"
+    f"with <agg> = {listed(Agg)} and <stat> = {listed(stat for stat in Stat if not STATS[stat].per_row)}; "
+    f"or {listed(stat for stat in Stat if STATS[stat].per_row)}"
 )
 
 
@@ -152,17 +153,17 @@ def _reject(node: Node) -> tuple[Criterion, ...]:
 
 def _criterion(parent: Node, name: str) -> Criterion:
     scope, agg, stat = criterion_words(name)
-    two_sided = takes_lower_bound(name)
+    info, two_sided = STATS[stat], takes_lower_bound(name)
     if not isinstance(parent.values[name], Mapping):
-        example = "{lower: 0.5, upper: 2}" if two_sided else "{upper: 0.01}"
+        example = "{lower: 0.5, upper: 2}" if two_sided else "{upper: 4}" if info.per_row else "{upper: 0.01}"
         drop = f"leave it out (on the command line: ~{parent.at(name)})"
         parent.refuse(name, f"a criterion has bounds. Write {name}: {example}, or {drop}.")
     node = parent.section(name)
     node.allow("lower", "upper", "when")
     if node.values.get("lower") is not None and not two_sided:
-        why = f"{name} lowers a mean" if STATS[stat].two_sided else f"{stat} is a distance: small is good"
+        why = f"{name} lowers a mean" if info.two_sided else f"{stat} is a distance: small is good"
         node.refuse("lower", f"{why}, so that only an upper bound can reject. Write {node.at('upper')}.")
-    bounds = _bounds(node)
+    bounds = Bounds(upper=node.count("upper", least=0)) if info.per_row else _bounds(node)
     if bounds == Bounds():
         sides = "lower, upper or both" if two_sided else "upper"
         raise ConfigError(
@@ -200,6 +201,11 @@ def _check_baseline(config: RolloutCorrConfig, where: str) -> None:
             f"{where}.baseline is 'kept': advantages would depend on what is kept, and by "
             f"{where}.reject.{judged.name}.when ('{judged.when}') what is kept depends on advantages. "
             f"Write {where}.baseline: all, or leave {where}.reject.{judged.name}.when out."
+        )
+    if config.baseline is Baseline.KEPT and config.needs_staleness:
+        raise ConfigError(
+            f"{where}.baseline is 'kept': it is decided before the advantages, where the lag of a row is not known "
+            f"yet, and {where}.reject.lag looks at it. Write {where}.baseline: all, or leave {where}.reject.lag out."
         )
 
 

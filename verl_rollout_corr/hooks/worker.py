@@ -209,6 +209,12 @@ def _decide_here(
 ) -> _Decided:
     """Bypass mode, from `train`, the current policy's log-probs (B, T). Puts the weights into `columns`."""
     warn_half(train, columns["old_log_probs"])
+    if spec.needs_staleness and STALENESS not in columns:
+        raise HookError(
+            f"rollout_corr: reject.lag is set and the actor's batch has no column {STALENESS}, so the trainer's "
+            "process did not say how old the rows are: the plug-in is not installed or not loaded there "
+            "(VERL_USE_EXTERNAL_PLUGINS?), or the trainer is not supported"
+        )
     decision = decide(
         train,
         columns["old_log_probs"],

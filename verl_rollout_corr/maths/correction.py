@@ -64,7 +64,7 @@ def decide(
         advantages: (B, T) or (B,), where a criterion has a `when`.
         group_ids: (B,) int64, where `min_group_kept` is set.
         staleness: (B,) integers, published versions of the weights between those that sampled the row and the
-            trainer's; -1 unknown.
+            trainer's; -1 unknown. Where `lag` is a criterion, None is -1 for every row.
     """
     mask = response_mask.bool()
     train, rollout = train_log_probs.detach(), rollout_log_probs.detach()
@@ -73,7 +73,7 @@ def decide(
     if advantages is not None:
         advantages = advantages.detach().double()
         advantages = advantages[:, None].expand(mask.shape) if advantages.dim() == 1 else advantages
-    verdicts = tuple(judge(criterion, tokens, advantages) for criterion in config.reject)
+    verdicts = tuple(judge(criterion, tokens, advantages, staleness) for criterion in config.reject)
     keep = tokens.mask
     for verdict in verdicts:
         keep = keep & verdict.passes
@@ -118,7 +118,7 @@ def correct(
         advantages: (B, T), jagged or (B,); needed where a criterion has a `when`.
         group_ids: one entry per row (verl's uid); needed where `min_group_kept` is set.
         staleness: (B,) integers, published versions of the weights between those that sampled the row and the
-            trainer's; -1 unknown.
+            trainer's; -1 unknown. Needed where `lag` is a criterion.
 
     Returns:
         A `Correction`.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verl_rollout_corr.grammar import Agg, Criterion, Scope, Stat, When
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, not_above, not_below, ratio
-from verl_rollout_corr.maths.scopes import Units, aggregate, units_of
+from verl_rollout_corr.maths.scopes import Units, aggregate, seq_units, units_of
 from verl_rollout_corr.maths.statistics import STATISTICS
 
 
@@ -30,12 +30,20 @@ class Verdict:
     value: Tensor
 
 
-def judge(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None) -> Verdict:
-    """One criterion's verdict on a padded batch. `advantages` (B, T) are needed where the criterion has a `when`."""
+def judge(
+    criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None, staleness: Tensor | None = None
+) -> Verdict:
+    """One criterion's verdict on a padded batch.
+
+    `advantages` (B, T) are needed where the criterion has a `when`. `staleness` (B,): the lag of each row, -1 where it
+    is not known; None: of no row.
+    """
+    if criterion.stat is Stat.LAG:
+        return _judge_lag(criterion, tokens, advantages, staleness)
     statistic = STATISTICS[criterion.stat](tokens)
     units = units_of(criterion.scope, tokens.mask)
     if criterion.scope is Scope.BATCH:
-        passes = _trim(statistic, tokens, criterion, advantages)
+        passes = _trim(statistic, tokens, criterion, _may_reject(criterion.when, tokens, units, advantages))
         value = aggregate(statistic, units, tokens.mask, None)
     else:
         value = aggregate(statistic, units, tokens.mask, criterion.agg)
@@ -47,11 +55,23 @@ def judge(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None
             inside &= units.total(low.to(torch.float64)) == 0
         else:
             inside &= not_below(value, lower, tokens.precision)
-        if criterion.when is not None:
-            assert advantages is not None  # checked at the door
-            inside |= ~_may_reject(criterion.when, advantages, units, tokens.mask)
+        inside |= ~_may_reject(criterion.when, tokens, units, advantages)
         passes = units.spread(inside.to(torch.int8)).bool()
     return Verdict(passes=passes, units=units, value=ratio(value) if criterion.stat is Stat.K1 else value)
+
+
+def _judge_lag(
+    criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None, staleness: Tensor | None
+) -> Verdict:
+    """Rows older than the bound fail. One of unknown lag passes, and is not a unit: no mean or maximum has its lag."""
+    rows = seq_units(tokens.mask)
+    lag = rows.count.new_full(rows.count.shape[:1], -1.0) if staleness is None else staleness.to(rows.count.dtype)
+    known = (lag >= 0)[:, None]
+    value = lag[:, None].expand_as(rows.count)
+    inside = ~known | not_above(value, criterion.bounds.upper, torch.float64)
+    inside |= ~_may_reject(criterion.when, tokens, rows, advantages)
+    units = Units(index=rows.index, count=torch.where(known, rows.count, torch.zeros_like(rows.count)))
+    return Verdict(passes=rows.spread(inside.to(torch.int8)).bool(), units=units, value=value)
 
 
 def _limits(criterion: Criterion) -> tuple[float | None, float | None]:
@@ -65,25 +85,31 @@ def _limits(criterion: Criterion) -> tuple[float | None, float | None]:
     )
 
 
-def _may_reject(when: When, advantages: Tensor, units: Units, mask: Tensor) -> Tensor:
-    """(B, S) bool: units whose mean advantage has the sign that `when` names."""
-    inside = torch.where(mask, advantages, torch.zeros_like(advantages))
+def _may_reject(when: When | None, tokens: TokenLogProbs, units: Units, advantages: Tensor | None) -> Tensor:
+    """(B, S) bool: units that `when` leaves to the criterion, by the sign of their mean advantage.
+
+    Outward: by the signs of the mean advantage and of the sum of l, not by their product, which may underflow.
+    """
+    if when is None:
+        return units.exists
+    assert advantages is not None  # checked at the door
+    inside = torch.where(tokens.mask, advantages, torch.zeros_like(advantages))
     mean = units.total(inside) / units.count.clamp(min=1.0)
-    return mean < 0 if when is When.NEGATIVE_ADVANTAGE else mean > 0
+    if when is When.NEGATIVE_ADVANTAGE:
+        return mean < 0
+    if when is When.POSITIVE_ADVANTAGE:
+        return mean > 0
+    return mean.sign() * units.total(tokens.log_ratio).sign() > 0
 
 
-def _trim(statistic: Tensor, tokens: TokenLogProbs, criterion: Criterion, advantages: Tensor | None) -> Tensor:
+def _trim(statistic: Tensor, tokens: TokenLogProbs, criterion: Criterion, may_reject: Tensor) -> Tensor:
     """(B, T) bool: what is left after the largest statistics leave, until the mean of the rest is <= upper.
 
     The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. Ties leave in the order of row, then position. Tokens
     that `when` protects stay and count in the mean. Nothing stays if no token meets the bound.
     """
     judged = tokens.mask.flatten()
-    may_leave = judged
-    if criterion.when is not None:
-        assert advantages is not None
-        sign = advantages < 0 if criterion.when is When.NEGATIVE_ADVANTAGE else advantages > 0
-        may_leave = judged & sign.flatten()
+    may_leave = judged & may_reject[:, :-1].flatten()
     values = torch.where(judged, statistic.flatten(), torch.zeros_like(statistic.flatten()))
     # A token without a log-ratio (k1 of probability 0) is no term of the mean.
     counted = judged & (values != -torch.inf)

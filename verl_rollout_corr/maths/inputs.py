@@ -81,7 +81,7 @@ def prepare(
         mask=mask,
         advantages=_advantages(advantages, mask, config, layout),
         group_ids=_groups(group_ids, mask, config),
-        staleness=_staleness(staleness, mask),
+        staleness=_staleness(staleness, mask, config),
         layout=layout,
         keep_dtype=response_mask.dtype,
     )
@@ -260,8 +260,13 @@ def _groups(group_ids: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor |
     return torch.tensor([numbers[entry] for entry in entries], dtype=torch.int64, device=mask.device)
 
 
-def _staleness(staleness: Any, mask: Tensor) -> Tensor | None:
+def _staleness(staleness: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor | None:
     if staleness is None:
+        if config.needs_staleness:
+            raise InputError(
+                "reject.lag is set and staleness is None; pass one integer per row, published versions of the weights "
+                "(-1: unknown, such a row passes)"
+            )
         return None
     try:
         lags = torch.as_tensor(staleness, device=mask.device)
@@ -269,6 +274,8 @@ def _staleness(staleness: Any, mask: Tensor) -> Tensor | None:
         raise InputError(
             f"staleness is no row of integers ({error}); pass one integer per row (-1: unknown)"
         ) from error
+    if not lags.numel():
+        lags = lags.long()  # an empty list has no type
     if lags.shape != mask.shape[:1] or lags.dtype.is_floating_point:
         raise InputError(
             f"staleness has shape {tuple(lags.shape)} and dtype {lags.dtype}, expected ({mask.shape[0]},) integers "

@@ -155,6 +155,13 @@ METRICS: tuple[MetricInfo, ...] = (
         "verl",
     ),
     MetricInfo(
+        "rollout_rs_lag_unknown_fraction",
+        "valid sequences of unknown lag / valid sequences",
+        "[0, 1]",
+        "what the criterion lag lets pass without knowing",
+        "this package",
+    ),
+    MetricInfo(
         "rollout_is_mean", "mean of the applied weights over their units", "[0, e^20]", "1 if nothing is biased", "verl"
     ),
     MetricInfo(

@@ -130,6 +130,9 @@ def _rejection(totals: dict[str, float], maxima: dict[str, float], values: dict[
         values[f"{metric}_min"] = _extreme(-maxima[f"{group}/negated_min"], count)
         values[f"{metric}_masked_fraction"] = _ratio(totals[f"{group}/tokens"], tokens)
         values[f"{metric}_seq_masked_fraction"] = _ratio(totals[f"{group}/seqs"], seqs)
+    if "criterion/lag/n" in totals:
+        known, valid = totals["criterion/lag/n"], totals["seq/n"]
+        values["rollout_rs_lag_unknown_fraction"] = _ratio(valid - known, valid)
 
 
 def _weights(totals: dict[str, float], maxima: dict[str, float], values: dict[str, float]) -> None:

@@ -19,6 +19,7 @@ Statistic = Callable[[TokenLogProbs], Tensor]
 _SERIES_BELOW = 1e-2
 _K3_SERIES = (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)  # of e^x - 1 - x, from x^2 on
 _PHI_SERIES = (1 / 2, 1 / 3, 1 / 8, 1 / 30, 1 / 144, 1 / 840)  # of x e^x - e^x + 1, from x^2 on
+_COMPLEMENT_FLOOR = 2.0**-24  # float32 next to 1: engines store what is nearly certain as a log-prob of exactly 0.0
 _LINEAR_CAP = 1e8  # below e^20, so that k3 stays a huge positive number for an absurd l instead of turning negative
 
 
@@ -58,10 +59,20 @@ def tv(tokens: TokenLogProbs) -> Tensor:
 def bkl(tokens: TokenLogProbs) -> Tensor:
     """max(KL(Bern(p) || Bern(q)), KL(Bern(q) || Bern(p))), p = pi_train(a_t), q = mu(a_t) (KPop); range [0, inf].
 
-    +inf where one of the two is certain of what the other is not. Log-probs a rounding above 0 count as certainty.
+    1 - p and 1 - q are floored at 2^-24: a log-prob of exactly 0.0 is what float32 makes of near certainty. +inf where
+    pi_train gives no probability. Log-probs a rounding above 0 count as certainty.
     """
     p, q = tokens.train.clamp(max=0.0), tokens.rollout.clamp(max=0.0)
     return torch.maximum(_bernoulli_kl(p, q), _bernoulli_kl(q, p))
+
+
+def bkl_mu(tokens: TokenLogProbs) -> Tensor:
+    """KL(Bern(q) || Bern(p)), p = pi_train(a_t), q = mu(a_t): Bin-KL of DPPO (arXiv 2602.04879), FlashREINFORCE.
+
+    At most the token's KL(mu || pi_train), by data processing. The same floor as bkl's, which can put it below 0 by
+    2^-24; +inf where pi_train gives no probability.
+    """
+    return _bernoulli_kl(tokens.rollout.clamp(max=0.0), tokens.train.clamp(max=0.0))
 
 
 def _series(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
@@ -73,23 +84,27 @@ def _series(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 
 
 def _bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(Bern(p) || Bern(q)) from logs, with 0 log 0 = 0.
+    """The sum p log p/q + (1 - p) log (1-p)/(1-q) from logs, with 0 log 0 = 0 and both complements floored.
 
-    q phi(log p/q) + (1 - q) phi(log (1-p)/(1-q)) with phi(x) = x e^x - e^x + 1 >= 0: unlike the usual sum of two logs
-    it does not cancel for p near q.
+    Summed as q phi(log p/q) + (1 - q) phi(log (1-p)/(1-q)) with phi(x) = x e^x - e^x + 1 >= 0: unlike the usual sum of
+    two logs it does not cancel for p near q.
     """
     log_ratio = log_p - log_q
-    p, q, not_q = torch.exp(log_p), torch.exp(log_q), -torch.expm1(log_q)
-    # A log-prob of -1e-311 is not certainty, but dividing by its 1 - q would overflow.
-    not_q = torch.where(not_q == 0, not_q, not_q.clamp(min=1e-300))
+    p, q = torch.exp(log_p), torch.exp(log_q)
+    exact_not_p, exact_not_q = -torch.expm1(log_p), -torch.expm1(log_q)
+    not_p, not_q = exact_not_p.clamp(min=_COMPLEMENT_FLOOR), exact_not_q.clamp(min=_COMPLEMENT_FLOOR)
     # Near p = q from expm1, which does not cancel; far from it directly, since e^l would overflow for a tiny q.
     far = log_ratio > 1
     near_ratio = log_ratio.clamp(max=1.0)
     moved = torch.where(far, q - p, -q * torch.expm1(near_ratio))
     taken = torch.where(far, p * log_ratio - p + q, _weighted_phi(q, near_ratio))
-    divergence = taken + _weighted_phi(not_q, torch.log1p((moved / not_q).clamp(min=-1.0)))
-    impossible = ((log_q == -torch.inf) & (log_p > -torch.inf)) | ((not_q == 0) & (log_p < 0))
-    return torch.where(impossible, torch.full_like(divergence, torch.inf), divergence)
+    # Above the floor not_p - not_q is q - p, which `moved` has without cancelling.
+    floored = (exact_not_p < not_p) | (exact_not_q < not_q)
+    moved_complement = torch.where(floored, not_p - not_q, moved)
+    left = _weighted_phi(not_q, torch.log1p((moved_complement / not_q).clamp(min=-1.0)))
+    # The two phi add p - q and not_p - not_q more than the two logs; without a floor these cancel.
+    divergence = taken + left + torch.where(floored, moved_complement - moved, torch.zeros_like(moved))
+    return torch.where((log_q == -torch.inf) & (log_p > -torch.inf), torch.full_like(divergence, torch.inf), divergence)
 
 
 def _weighted_phi(weight: Tensor, log: Tensor) -> Tensor:
@@ -106,5 +121,6 @@ STATISTICS: dict[Stat, Statistic] = {
     Stat.ABS: absolute,
     Stat.TV: tv,
     Stat.BKL: bkl,
+    Stat.BKL_MU: bkl_mu,
 }
-"""The statistic behind each word of the grammar."""
+"""The function behind each per-token statistic of the grammar."""
