@@ -314,10 +314,11 @@ class Weights:
 
 @dataclass(frozen=True)
 class Dump:
-    """Where batches are written, and every how many steps."""
+    """Where batches are written, every how many steps, and up to how many GB (10^9 bytes)."""
 
     dir: str | None = None
     every: int = 1
+    max_gb: float | None = 50.0
 
 
 @dataclass(frozen=True)

@@ -47,9 +47,13 @@ _KEYS: dict[str, tuple[type[Enum] | str, str]] = {
     "invalid": (grammar.Invalid, ""),
     "dump.dir": (
         "a path, or null",
-        "Where the batches and what was decided about them are written; null: nowhere.",
+        "Where each update of the actor is written, as Parquet: [dumps](../dump.md). null: nowhere.",
     ),
     "dump.every": (_COUNT, "Every how many steps, the first among them."),
+    "dump.max_gb": (
+        _NUMBER,
+        "How many GB (10^9 bytes) the directory may hold; then no more is written, with a warning.",
+    ),
     "presets": ("names", "Filled in by the run itself; leave it out."),
 }
 

@@ -57,7 +57,7 @@ def test_an_empty_mapping_is_the_documented_defaults() -> None:
     assert config == RolloutCorrConfig()
     assert (config.mode, config.loss, config.weights, config.reject) == (Mode.DECOUPLED, Loss.PPO_CLIP, None, ())
     assert (config.min_group_kept, config.denominator, config.baseline) == (None, Denominator.ALL, Baseline.ALL)
-    assert (config.invalid, config.dump) == (Invalid.ERROR, Dump(None, 1))
+    assert (config.invalid, config.dump) == (Invalid.ERROR, Dump(None, 1, 50.0))
 
 
 def test_every_key_is_read() -> None:
@@ -128,7 +128,11 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
         _criterion("seq_mean_k3", uper=1),
         ("rollout_corr.reject.seq_mean_k3.uper is 1", "Did you mean upper?", "lower, upper or when"),
     ),
-    ("key of dump", {"dump": {"dri": "x"}}, ("rollout_corr.dump.dri is 'x'", "Did you mean dir?", "dir or every")),
+    (
+        "key of dump",
+        {"dump": {"dri": "x"}},
+        ("rollout_corr.dump.dri is 'x'", "Did you mean dir?", "dir, every or max_gb"),
+    ),
     ("key that is no text", {1: 2}, ("rollout_corr has the key 1", "Write a name")),
     # verl's names
     ("verl's level", {"rollout_is": "token"}, ("rollout_corr.rollout_is is 'token'", "weights.level")),
@@ -237,6 +241,7 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
     ("min_group_kept text", {"min_group_kept": "2"}, ("min_group_kept is '2'", "whole number")),
     ("dump.every 0", {"dump": {"every": 0}}, ("rollout_corr.dump.every is 0", "at least 1")),
     ("dump.every null", {"dump": {"every": None}}, ("rollout_corr.dump.every is null", "at least 1")),
+    ("dump.max_gb 0", {"dump": {"max_gb": 0}}, ("rollout_corr.dump.max_gb is 0", "above 0")),
     ("dump.dir 3", {"dump": {"dir": 3}}, ("rollout_corr.dump.dir is 3", "path")),
     ("dump.dir empty", {"dump": {"dir": ""}}, ("rollout_corr.dump.dir is ''", "path")),
     ("presets", {"presets": "k3_rs"}, ("rollout_corr.presets is 'k3_rs'", "Leave it out")),

@@ -104,7 +104,7 @@ def to_mapping(config: RolloutCorrConfig) -> dict[str, Any]:
         "denominator": str(config.denominator),
         "baseline": str(config.baseline),
         "invalid": str(config.invalid),
-        "dump": {"dir": config.dump.dir, "every": config.dump.every},
+        "dump": {"dir": config.dump.dir, "every": config.dump.every, "max_gb": config.dump.max_gb},
         "presets": list(config.presets),
     }
 
@@ -174,14 +174,15 @@ def _criterion(parent: Node, name: str) -> Criterion:
 
 
 def _dump(node: Node) -> Dump:
-    node.allow("dir", "every")
+    node.allow("dir", "every", "max_gb")
     directory = node.values.get("dir")
     if directory is not None and not (isinstance(directory, str) and directory):
         node.refuse("dir", "it is the path of a directory. Write a path, or null to write no dumps.")
     every = node.count("every") if "every" in node.values else 1
     if every is None:
         node.refuse("every", "it is a whole number of at least 1. Write one, as in every: 10.")
-    return Dump(dir=directory, every=every)
+    max_gb = node.bound("max_gb") if "max_gb" in node.values else Dump.max_gb
+    return Dump(dir=directory, every=every, max_gb=max_gb)
 
 
 def _presets(names: object, key: str) -> tuple[str, ...]:

@@ -30,10 +30,11 @@ class WeightsNode:
 
 @dataclass
 class DumpNode:
-    """`rollout_corr.dump`: where batches are written, and every how many steps."""
+    """`rollout_corr.dump`: where batches are written, every how many steps, and up to how many GB."""
 
     dir: Any = MISSING
     every: Any = MISSING
+    max_gb: Any = MISSING
 
 
 @dataclass

