@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_rollout_corr.hooks import compat
+from verl_rollout_corr.patching import Patch
 
 FOLDER = "ROLLOUT_CORR_COST_DIR"
 """The folder for one file per process: a line per call with the seam and the seconds that are ours."""
@@ -25,7 +26,7 @@ _TIMED = ("ppo_loss", "train_batch", "_update_actor", "step", "compute_advantage
 _apply_seam = compat.apply_seam
 
 
-def timed(seam: compat.Seam, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+def timed(seam: Patch, wrapper: Callable[..., Any]) -> Callable[..., Any]:
     """The seam's wrapper, with a clock on both sides of it."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,7 +61,7 @@ def _write(attribute: str, seconds: float) -> None:
         file.write(json.dumps({"seam": attribute, "seconds": seconds}) + "\n")
 
 
-def apply_seam(seam: compat.Seam) -> None:
+def apply_seam(seam: Patch) -> None:
     """As compat's, for a wrapper that is timed."""
     module, name = seam.wrapper.split(":")
     if not any(word in seam.attribute for word in _TIMED) or compat.applied(seam):

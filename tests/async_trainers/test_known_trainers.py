@@ -20,6 +20,8 @@ from verl_rollout_corr.configuration.presets import load_preset
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.hooks import activity, compat, driver, driver_v0, driver_v1
 from verl_rollout_corr.hooks.policy_loss import RolloutCorrPolicyLossConfig
+from verl_rollout_corr.hooks.seams import TRAINERS
+from verl_rollout_corr.patching import function_of
 
 KNOWN = [
     PPOTrainerSync,
@@ -50,7 +52,7 @@ def test_verls_trainers_are_known(trainer_class: type) -> None:
     restores = trainer_class.__name__ in ("PPOTrainerSeparateAsync", "FullyAsyncTrainer")
     assert known.restores_old_policy is restores
     assert restores is any(
-        "restore_model_from_cpu" in compat._code_names(method) for method in old_policy(trainer_class)
+        "restore_model_from_cpu" in function_of(method).names for method in old_policy(trainer_class)
     )
     assert known.joins_updates is (trainer_class.__name__ == "FullyAsyncTrainer")
 
@@ -66,7 +68,7 @@ def old_policy(trainer_class: type) -> list[Any]:
 
 def test_every_mode_of_v1_is_known() -> None:
     assert {compat.known_trainer(trainer_class).path for trainer_class in TRAINER_REGISTRY.values()} <= {
-        trainer.path for trainer in compat.TRAINERS
+        trainer.path for trainer in TRAINERS
     }
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from verl_rollout_corr.platform import saved_weights
+from verl_rollout_corr import patching
+from verl_rollout_corr.platform import saved_weights, shims
 
 
 def _restored(folder: str, shimmed: bool, answers: Any) -> None:
@@ -53,4 +54,4 @@ def test_the_function_is_the_one_that_the_shim_was_written_for() -> None:
     from verl.utils import fsdp_utils
 
     original = fsdp_utils.fsdp2_sharded_save_to_cpu
-    saved_weights.SHIM.check(getattr(original, "__wrapped__", original))
+    patching.check(saved_weights.SHIM, getattr(original, "__wrapped__", original), shims.OWNER)

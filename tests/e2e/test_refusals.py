@@ -68,7 +68,9 @@ BROKEN = {
         changed_verl("names"),
     ),
     "no_such_method": Refusal(
-        K3, ("verl 0.9.1 has no verl.trainer.ppo.v1.trainer_base.PPOTrainer._update_actor",), changed_verl("method")
+        K3,
+        ("verl.trainer.ppo.v1.trainer_base.PPOTrainer._update_actor of verl 0.9.1 does not exist",),
+        changed_verl("method"),
     ),
 }
 """Processes in which the hook is not whole, or verl is another one."""

@@ -243,8 +243,9 @@ def _local(parameter: Any) -> Any:
 
 def _seams_in_force() -> bool:
     from verl_rollout_corr.hooks import compat
+    from verl_rollout_corr.hooks.seams import SEAMS
 
-    return all(compat.applied(seam) for seam in compat.SEAMS if seam.module == "verl.workers.engine_workers")
+    return all(compat.applied(seam) for seam in SEAMS if seam.module == "verl.workers.engine_workers")
 
 
 @contextmanager

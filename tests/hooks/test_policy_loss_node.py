@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE
 from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.hooks import activity, compat
 from verl_rollout_corr.hooks.policy_loss import RolloutCorrPolicyLossConfig
+from verl_rollout_corr.hooks.seams import TRAINERS
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,7 @@ def test_our_loss_without_a_preset() -> None:
 
 def test_another_verl(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker with another verl than the trainer's stops when it builds its configuration."""
-    monkeypatch.setattr(compat.importlib.metadata, "version", lambda name: "0.8.0")
+    monkeypatch.setattr(sys.modules["verl"], "__version__", "0.8.0")
     with pytest.raises(HookError, match=r"found verl 0\.8\.0"):
         RolloutCorrPolicyLossConfig(rollout_corr=text())
 
@@ -91,7 +93,7 @@ def test_kept_counts_that_nobody_counted(monkeypatch: pytest.MonkeyPatch, decide
         direct.call(config, decided)
 
 
-KNOWN = compat.TRAINERS[0].path
+KNOWN = TRAINERS[0].path
 
 
 @pytest.mark.parametrize(

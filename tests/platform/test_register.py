@@ -34,13 +34,39 @@ def test_external_module() -> None:
 def test_external_module_is_loud() -> None:
     """An entry point's error is swallowed by verl; this way it is not."""
     code = (
-        "from verl_rollout_corr.platform import shims\n"
-        "def refuse():\n    raise shims.HookError('another verl')\n"
+        "from verl_rollout_corr.errors import HookError\nfrom verl_rollout_corr.platform import shims\n"
+        "def refuse():\n    raise HookError('another verl')\n"
         "shims.install = refuse\nimport verl"
     )
     done = python(code, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_MODULES="verl_rollout_corr.platform.autoload")
     assert done.returncode != 0
     assert "HookError: another verl" in done.stderr
+
+
+@pytest.mark.parametrize("plugins", ["auto", "cpu_platform", "rollout_corr,cpu_platform"])
+def test_entry_point(plugins: str) -> None:
+    """The platform has one of its own: the hook does not load it."""
+    done = python(NAME, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS=plugins)
+    assert done.stdout.endswith("device cpu\n"), done.stderr[-2000:]
+
+
+def test_the_entry_point_registers_nothing_where_no_cpu_is_asked_for() -> None:
+    code = "import verl, sys; print([name for name in sys.modules if name.startswith('verl_rollout_corr.platform.')])"
+    assert python(code).stdout.endswith("['verl_rollout_corr.platform.plugin']\n")
+
+
+def test_a_platform_that_cannot_be_registered_says_why() -> None:
+    """verl swallows the error of an entry point and only says that it does not know the platform."""
+    done = python(NAME, VERL_PLATFORM="cpu", VERL_CPU_REPEATABLE="perhaps")
+    assert done.returncode != 0
+    assert "VERL_PLATFORM=cpu: the platform could not be registered" in done.stderr
+    assert "VERL_CPU_REPEATABLE='perhaps': expected 1 or 0" in done.stderr
+
+
+def test_the_hook_alone_knows_no_platform() -> None:
+    done = python(NAME, VERL_PLATFORM="cpu", VERL_USE_EXTERNAL_PLUGINS="rollout_corr")
+    assert done.returncode != 0
+    assert "Unknown platform 'cpu'" in done.stderr
 
 
 def test_registering_twice_changes_nothing() -> None:

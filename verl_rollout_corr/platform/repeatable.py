@@ -1,4 +1,4 @@
-"""The two shims of `VERL_CPU_REPEATABLE=1`: a synchronous run is the same to the bit each time."""
+"""The replacements of `VERL_CPU_REPEATABLE=1`: a synchronous run is the same to the bit each time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batches_in_order(original: Callable[..., Any]) -> Callable[..., Any]:
     """Sorts the rows of V1's batches by sample, with VERL_CPU_REPEATABLE=1.
 
     Needed by verl/trainer/ppo/v1/replay_buffer.py, _materialize_batch, which takes rows in the order in which they were
-    finished, and prompts under random names; sums of floats depend on the order. Can go when verl has an option for it.
+    finished, and prompts under random names; sums of floats depend on the order.
     """
 
     @functools.wraps(original)
@@ -61,8 +61,7 @@ def requests_in_waves(original: Callable[..., Any]) -> Callable[..., Any]:
     """Hands requests to vLLM's scheduler in sorted waves, with VERL_CPU_REPEATABLE=1.
 
     Needed by vllm/v1/engine/async_llm.py, AsyncLLM.add_request, which sends each to the scheduler as it comes; which
-    sequences are computed together, and so the rounding of each, then depends on the clock (waves.py). Can go when
-    vLLM's kernels for CPUs give a sequence the same numbers in every batch (VLLM_BATCH_INVARIANT is for GPUs).
+    sequences are computed together, and so the rounding of each, then depends on the clock (waves.py).
     """
 
     @functools.wraps(original)

