@@ -140,7 +140,11 @@ def test_the_metadata(built: dict[str, Path]) -> None:
     assert [re.split(r"[<>=]", requirement)[0] for requirement in always] == ["torch"]
     assert {"verl", "cpu", "dev"} <= set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
     entry_points = archive.read(name.replace("METADATA", "entry_points.txt")).decode()
-    assert "[verl.plugins]\nrollout_corr = verl_rollout_corr.hooks.plugin:load" in entry_points
+    # The platform first: its watchdog starts after the hook has refused what it refuses.
+    assert entry_points.split("[verl.plugins]\n")[1].splitlines()[:2] == [
+        "cpu_platform = verl_rollout_corr.platform.plugin:load",
+        "rollout_corr = verl_rollout_corr.hooks.plugin:load",
+    ]
 
 
 def test_the_conf_at_the_root_is_the_package_s() -> None:
