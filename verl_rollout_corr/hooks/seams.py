@@ -243,6 +243,7 @@ SEAMS: tuple[Patch, ...] = (
 
 
 OWNER = Owner("rollout_corr", f"Supported: verl {', '.join(SUPPORTED_VERL)}")
+"""How the messages about the hook's patches begin and end."""
 
 
 SEPARATE_TRAINER_MODULES: tuple[str, ...] = (

@@ -22,6 +22,7 @@ OWNER = Owner(
     "Install the versions of the extra [cpu]",
     too_early="Import verl first, or set VERL_USE_EXTERNAL_MODULES=verl_rollout_corr.platform.autoload",
 )
+"""How the messages about the platform's patches begin and end."""
 
 
 def explicit_process_group_backend(original: Callable[..., None]) -> Callable[..., None]:
