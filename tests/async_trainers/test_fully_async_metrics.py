@@ -4,7 +4,9 @@ letters a name has.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,18 +15,19 @@ from verl.experimental.fully_async_policy.detach_utils import MetricsAggregator
 from verl.utils.metric import reduce_metrics
 
 from verl_rollout_corr import correct, finalize, load_preset
-from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.hooks import updates
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.fully_async import (
-    STATISTICS_KEY,
     wrap_add_step_metrics,
     wrap_get_aggregated_metrics,
     wrap_reset,
 )
 from verl_rollout_corr.hooks.transport import Carried
+from verl_rollout_corr.hooks.wire import STATISTICS_METRIC
 from verl_rollout_corr.maths.metrics import staleness_share
 
 CONFIG = load_preset(["seq_is", "k3_rs"])
+RUN = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(top_p=1.0, top_k=-1)))
 
 
 class Hooked(MetricsAggregator):
@@ -58,15 +61,17 @@ def batch(seed: int, rows: int, *, lag: int) -> dict[str, torch.Tensor]:
 BATCHES = [batch(seed, rows, lag=lag) for seed, rows, lag in ((1, 3, 0), (2, 12, 1), (3, 5, 2))]
 
 
-def trained(aggregator: Any, state: driver.TrainerState, batches: list[dict[str, torch.Tensor]]) -> None:
+def trained(aggregator: Any, state: updates.TrainerState, batches: list[dict[str, torch.Tensor]]) -> None:
     """What the trainer does with each update, from the actor's metrics on."""
     for columns in batches:
         result = correct(**columns, config=CONFIG)
         applied = Applied.to_micro_batch(0, columns["response_mask"].bool(), result.keep.bool(), result.weights)
-        statistics = state.take(result.sums, applied)
+        statistics = updates.UpdateStatistics(result.sums, applied)
+        state.take(statistics)
         metrics: dict[str, Any] = {"actor/pg_loss": [float(len(result.keep))], "actor/grad_norm_max": [1.0, 2.0]}
-        metrics.update(statistics.metrics(state.floor))
-        metrics[STATISTICS_KEY] = Carried((statistics, state.floor))
+        line = functools.partial(state.line, RUN, CONFIG)
+        metrics.update(line(statistics))  # so that verl alone has something to average
+        metrics[STATISTICS_METRIC] = Carried((statistics, line))
         # SeparateRayPPOTrainer._fit_update_actor takes this mean of everything on its way.
         aggregator.add_step_metrics(metrics=reduce_metrics(metrics), sample_count=8)
 
@@ -77,19 +82,19 @@ def joined(batches: list[dict[str, torch.Tensor]]) -> dict[str, float]:
 
 
 def test_the_window_is_the_joined_batch() -> None:
-    aggregator, state = Hooked(total_gpus=2), driver.TrainerState()
+    aggregator, state = Hooked(total_gpus=2), updates.TrainerState()
     trained(aggregator, state, BATCHES)
     reported = aggregator.get_aggregated_metrics()
     for name, value in joined(BATCHES).items():
         assert reported[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
     assert reported["actor/pg_loss"] == pytest.approx((3 + 12 + 5) / 3)
     assert reported["actor/grad_norm_max"] == 2.0
-    assert STATISTICS_KEY not in reported
+    assert STATISTICS_METRIC not in reported
 
 
 def test_verl_alone_would_report_something_else() -> None:
     """Without this the test above proves nothing."""
-    aggregator, state = Plain(total_gpus=2), driver.TrainerState()
+    aggregator, state = Plain(total_gpus=2), updates.TrainerState()
     trained(aggregator, state, BATCHES)
     reported = aggregator.get_aggregated_metrics()
     wrong = [name for name, value in joined(BATCHES).items() if reported[name] != pytest.approx(value, rel=1e-3)]
@@ -97,7 +102,7 @@ def test_verl_alone_would_report_something_else() -> None:
 
 
 def test_what_the_workers_applied_is_joined_too() -> None:
-    aggregator, state = Hooked(total_gpus=2), driver.TrainerState()
+    aggregator, state = Hooked(total_gpus=2), updates.TrainerState()
     trained(aggregator, state, BATCHES)
     reported = aggregator.get_aggregated_metrics()
     results = [correct(**columns, config=CONFIG) for columns in BATCHES]
@@ -109,7 +114,7 @@ def test_what_the_workers_applied_is_joined_too() -> None:
 
 
 def test_staleness_share_of_the_window_against_the_rows_of_lag_0_of_the_run() -> None:
-    aggregator, state = Hooked(total_gpus=2), driver.TrainerState()
+    aggregator, state = Hooked(total_gpus=2), updates.TrainerState()
     trained(aggregator, state, BATCHES[:1])
     aggregator.reset()
     trained(aggregator, state, BATCHES[1:])
@@ -121,7 +126,7 @@ def test_staleness_share_of_the_window_against_the_rows_of_lag_0_of_the_run() ->
 
 
 def test_a_reset_starts_a_new_window() -> None:
-    aggregator, state = Hooked(total_gpus=2), driver.TrainerState()
+    aggregator, state = Hooked(total_gpus=2), updates.TrainerState()
     trained(aggregator, state, BATCHES[:2])
     aggregator.reset()
     assert aggregator.get_aggregated_metrics() == {}
@@ -141,12 +146,14 @@ def test_without_a_preset_the_aggregator_is_verls() -> None:
 
 def test_updates_join_in_any_grouping() -> None:
     """The law behind it: + on what updates leave behind is that of their batches."""
-    state = driver.TrainerState()
+    state = updates.TrainerState()
     parts = []
     for columns in BATCHES:
         result = correct(**columns, config=CONFIG)
-        parts.append(state.take(result.sums, Applied.to_micro_batch(0, result.keep.bool(), result.keep.bool(), None)))
+        applied = Applied.to_micro_batch(0, result.keep.bool(), result.keep.bool(), None)
+        parts.append(updates.UpdateStatistics(result.sums, applied))
+        state.take(parts[-1])
     left, right = (parts[0] + parts[1]) + parts[2], parts[0] + (parts[1] + parts[2])
-    assert state.floor is not None
-    assert left.metrics(state.floor) == pytest.approx(right.metrics(state.floor))
-    assert finalize(left.sums) == pytest.approx(finalize(state.floor))
+    assert state.run_sums is not None
+    assert left.metrics(state.run_sums) == pytest.approx(right.metrics(state.run_sums))
+    assert finalize(left.sums) == pytest.approx(finalize(state.run_sums))

@@ -165,16 +165,14 @@ def test_verls_manager_is_what_the_seam_was_written_for() -> None:
     assert asyncio.iscoroutinefunction(CheckpointEngineManager.update_weights.__wrapped__)
 
 
-class _Trainer:
-    """A trainer as far as its rows' lags need it."""
-
-    def __init__(self) -> None:
-        self.actor_rollout_wg = _WorkerGroup()
-        history = history_of(self.actor_rollout_wg)
-        for version in range(3):
-            history.publish(version)
-            history.updates += 1
-        history.publish(3)
+def lags(versions: Any, updates: int) -> torch.Tensor:
+    """Of rows of these versions, where version i was published after update i, the newest being 3."""
+    history = WeightHistory()
+    for version in range(3):
+        history.publish(version)
+        history.updates += 1
+    history.publish(3)
+    return history.lags(versions, updates)
 
 
 def test_rows_of_a_data_proto() -> None:
@@ -182,9 +180,9 @@ def test_rows_of_a_data_proto() -> None:
     versions = np.empty(4, dtype=object)
     versions[:] = [3, np.int64(1), None, 9]
     batch = DataProto.from_single_dict({"responses": torch.zeros(4, 2), "min_global_steps": versions})
-    assert driver_v0.row_staleness(_Trainer(), batch, updates=3).tolist() == [0, 2, -1, -1]
+    assert lags(driver_v0.oldest_versions(batch), 3).tolist() == [0, 2, -1, -1]
     bare = DataProto.from_single_dict({"responses": torch.zeros(2, 2)})
-    assert driver_v0.row_staleness(_Trainer(), bare, updates=3).tolist() == [-1, -1]
+    assert lags(driver_v0.oldest_versions(bare), 3).tolist() == [-1, -1]
 
 
 def test_rows_of_the_transfer_queue() -> None:
@@ -196,5 +194,5 @@ def test_rows_of_the_transfer_queue() -> None:
         {"min_global_steps": 3, "max_global_steps": 3, "is_padding": True},
     ]
     batch = KVBatchMeta(partition_id="train", keys=[f"row{i}" for i in range(4)], tags=tags)
-    assert driver_v1.row_staleness(_Trainer(), batch, updates=3).tolist() == [0, 2, -1, -1]
-    assert driver_v1.row_staleness(_Trainer(), batch, updates=4).tolist() == [1, 3, -1, -1]
+    assert lags(driver_v1.oldest_versions(batch), 3).tolist() == [0, 2, -1, -1]
+    assert lags(driver_v1.oldest_versions(batch), 4).tolist() == [1, 3, -1, -1]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hooks.tiny_model import VOCABULARY
-from verl_rollout_corr.hooks.first_invalid import ROW
+from verl_rollout_corr.hooks.wire import ROW
 
 PROMPT_WIDTH = 6
 RESPONSE_WIDTH = 12

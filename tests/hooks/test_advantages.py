@@ -17,7 +17,7 @@ from verl.trainer.ppo import core_algos, ray_trainer, rollout_corr_helper
 from verl.trainer.ppo.v1 import utils as v1_utils
 
 from verl_rollout_corr.configuration.parser import parse, to_mapping
-from verl_rollout_corr.hooks import advantages
+from verl_rollout_corr.hooks import advantages, wire
 
 K3 = {"seq_mean_k3": {"upper": 0.01}}
 KEPT = {"reject": K3, "baseline": "kept"}
@@ -74,7 +74,7 @@ def run(
     if estimator != "remax":
         data.batch.pop("reward_baselines")  # grpo_vectorized refuses what it does not need
     result = compute(data, adv_estimator=core_algos.AdvantageEstimator(estimator), config=PLAIN, **more)
-    assert advantages.ROW_KEPT not in result.batch
+    assert wire.VOTES not in result.batch
     return result.batch["advantages"]
 
 

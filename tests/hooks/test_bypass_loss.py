@@ -11,7 +11,7 @@ from torch import Tensor
 from hooks import direct
 from hooks.rows import Row
 from verl_rollout_corr import correct
-from verl_rollout_corr.hooks.transport import APPLIED_KEY
+from verl_rollout_corr.hooks.wire import APPLIED_METRIC
 from verl_rollout_corr.maths import inputs, losses
 
 PROMPT = torch.tensor([3, 4])
@@ -144,7 +144,7 @@ def test_what_the_clip_silences_is_counted(monkeypatch: pytest.MonkeyPatch, spec
     """By the loss, from the ratios before rejected tokens are neutralised; the tool's token counts nowhere."""
     config = direct.configuration({"mode": "bypass"} | spec, monkeypatch)
     found = direct.call(config, ROWS, log_probs=CURRENT)
-    assert found.metrics[APPLIED_KEY].content.clipped == clipped
+    assert found.metrics[APPLIED_METRIC].content.clipped == clipped
     inside = [gradient[one.mask.bool()] for gradient, one in zip(found.gradients, ROWS, strict=True)]
     silent = sum(int((gradient == 0).sum()) for gradient in inside)
-    assert silent == TOKENS - found.metrics[APPLIED_KEY].content.kept + clipped
+    assert silent == TOKENS - found.metrics[APPLIED_METRIC].content.kept + clipped

@@ -13,7 +13,8 @@ from hooks import direct
 from hooks.rows import Row
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.errors import HookError, InputError
-from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.hooks import driver, updates
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.driver import FromWorkers
 
@@ -22,6 +23,23 @@ def trainer() -> Any:
     """As much of verl's trainer as `conclude` reads."""
     rollout = SimpleNamespace(top_p=1.0, top_k=-1, response_length=12)
     return SimpleNamespace(config=SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout)))
+
+
+def jagged(padded: torch.Tensor) -> torch.Tensor:
+    """The same rows as V1's queue holds them."""
+    return torch.nested.as_nested_tensor(list(padded), layout=torch.jagged)
+
+
+def batch_of(mask: torch.Tensor, *, rollout: torch.Tensor | None = None, padding: int = 0) -> driver.TrainerBatch:
+    columns = {"response_mask": mask} | ({} if rollout is None else {"rollout_log_probs": rollout})
+    return driver.TrainerBatch(columns, group_ids=None, versions=[None] * len(mask), padding=padding)
+
+
+def line(trainer: Any, spec: RolloutCorrConfig, statistics: updates.UpdateStatistics) -> dict[str, float]:
+    """The update as a line of the log of its own."""
+    state = updates.state_of(trainer)
+    state.take(statistics)
+    return state.line(trainer.config, spec, statistics)
 
 
 def update(
@@ -37,9 +55,9 @@ def update(
     metrics = direct.call(config, rows, log_probs=current).metrics
     mask = torch.nn.utils.rnn.pad_sequence([row.mask for row in rows], batch_first=True)
     sent = {f"actor/{name}": value for name, value in metrics.items()}
-    workers = driver.take_worker_statistics(sent, "actor/")
+    workers = driver.take_worker_statistics(sent)
     assert not any("rollout_corr" in name for name in sent)
-    return config.policy_loss.spec, workers, mask
+    return config.policy_loss.rollout_corr_config, workers, mask
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.5])
@@ -50,7 +68,7 @@ def test_bypass_stops_at_an_invalid_log_prob_of_the_trainer(
     spec, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=bad)
     match = rf"log-prob is {bad} at row 2, position 0, and 12\.50% of the sequences.*rollout_corr\.invalid=reject"
     with pytest.raises(InputError, match=match):
-        driver.conclude(trainer(), spec, None, workers, mask)
+        driver.conclude(spec, None, workers, batch_of(mask))
 
 
 @pytest.mark.parametrize(
@@ -64,35 +82,38 @@ def test_bypass_stops_at_an_invalid_log_prob_of_the_trainer(
 )
 def test_bypass_stops_at_an_invalid_log_prob_of_the_engine_before_the_update(bad: float, cause: str) -> None:
     """There is no log-prob of the trainer yet, so none is blamed."""
-    columns = {"rollout_log_probs": torch.full((3, 4), -1.0), "response_mask": torch.ones(3, 4)}
-    columns["response_mask"][0, 3] = 0
-    columns["rollout_log_probs"][0, 3] = bad
-    driver.check_rollout(columns, parse({"mode": "bypass"}))
-    columns["rollout_log_probs"][1, 2] = bad
-    with pytest.raises(InputError, match=f"rollout_log_probs is {bad} at row 1, position 2: 1 of 11.*{cause}"):
-        driver.check_rollout(columns, parse({"mode": "bypass"}))
-    driver.check_rollout(columns, parse({"mode": "bypass", "invalid": "reject"}))
+    mask, rollout, lags = torch.ones(3, 4), torch.full((3, 4), -1.0), torch.zeros(3, dtype=torch.int64)
+    mask[0, 3], rollout[0, 3] = 0, bad
+    for layout in (torch.clone, jagged):
+        batch = batch_of(layout(mask), rollout=layout(rollout))
+        driver.decide_batch(batch, parse({"mode": "bypass"}), lags)
+    rollout[1, 2] = bad
+    for layout in (torch.clone, jagged):
+        batch = batch_of(layout(mask), rollout=layout(rollout))
+        with pytest.raises(InputError, match=f"rollout_log_probs is {bad} at row 1, position 2: 1 of 11.*{cause}"):
+            driver.decide_batch(batch, parse({"mode": "bypass"}), lags)
+        driver.decide_batch(batch, parse({"mode": "bypass", "invalid": "reject"}), lags)
 
 
 def test_bypass_goes_on_with_invalid_reject(
     drawn: list[Row], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec, workers, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
-    _, values = driver.conclude(trainer(), spec, None, workers, mask)
+    values = line(trainer(), spec, driver.conclude(spec, None, workers, batch_of(mask)))
     assert values["rollout_corr/invalid_seq_fraction"] == 1 / 8
     assert "12.50% of the sequences" in capsys.readouterr().out
 
 
 def test_an_infinitely_unlikely_token_is_legal(drawn: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     spec, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-math.inf)
-    _, values = driver.conclude(trainer(), spec, None, workers, mask)
+    values = line(trainer(), spec, driver.conclude(spec, None, workers, batch_of(mask)))
     assert values["rollout_corr/zero_prob_fraction"] > 0
 
 
 def test_workers_that_send_nothing(drawn: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     spec, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-1.0)
     with pytest.raises(HookError, match="sent no statistics"):
-        driver.conclude(trainer(), spec, None, FromWorkers(workers.applied), mask)
+        driver.conclude(spec, None, FromWorkers(workers.applied), batch_of(mask))
 
 
 def test_a_warning_comes_once_per_trainer(
@@ -101,7 +122,7 @@ def test_a_warning_comes_once_per_trainer(
     spec, workers, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
     one, other = trainer(), trainer()
     for who, padding in ((one, 0), (one, 0), (other, 0), (one, 2)):
-        driver.conclude(who, spec, None, workers, mask, padding=padding)
+        line(who, spec, driver.conclude(spec, None, workers, batch_of(mask, padding=padding)))
     lines = capsys.readouterr().out.splitlines()
     assert sum("12.50% of the sequences" in line for line in lines) == 2
     assert sum("2 padding rows" in line for line in lines) == 1
@@ -110,14 +131,24 @@ def test_a_warning_comes_once_per_trainer(
 def test_the_batch_that_the_loss_saw_is_the_one_that_was_decided() -> None:
     mask, keep = torch.ones(2, 3), torch.tensor([[1, 1, 1], [0, 0, 0]])
     whole = Applied.to_micro_batch(0, mask.bool(), keep.bool(), None)
-    driver.check_applied(whole + whole, keep, mask, 2)
-    with pytest.raises(HookError, match="saw 6 response tokens of which 3 kept, the trainer decided on 12 and 6"):
-        driver.check_applied(whole, keep, mask, 2)
+    driver.check_applied(whole + whole, mask, keep, 2)
+    with pytest.raises(HookError, match="saw 6 response tokens, the batch has 12 with all epochs"):
+        driver.check_applied(whole, mask, keep, 2)
+    with pytest.raises(HookError, match="kept 3 of 6 response tokens, the trainer decided on 4"):
+        driver.check_applied(whole, mask, torch.tensor([[1, 1, 1], [0, 0, 1]]), 1)
+
+
+def test_in_bypass_mode_the_loss_of_every_rank_saw_its_tokens() -> None:
+    """Case 57: verl's own loss on one rank sends nothing, and the rest is half of the batch."""
+    mask = torch.ones(2, 3)
+    half = Applied.to_micro_batch(0, mask[:1].bool(), mask[:1].bool(), None)
+    with pytest.raises(HookError, match=r"saw 3 response tokens, the batch has 6.*some rank trained without our loss"):
+        driver.check_applied(half, mask, None, 1)
 
 
 def test_statistics_that_did_not_come() -> None:
     with pytest.raises(HookError, match="did not load the hook"):
-        driver.take_worker_statistics({"actor/pg_loss": 0.0}, "actor/")
+        driver.take_worker_statistics({"actor/pg_loss": 0.0})
 
 
 def test_the_horizon_is_the_longest_response() -> None:

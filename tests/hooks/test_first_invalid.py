@@ -16,9 +16,9 @@ from hooks.actor import Job
 from hooks.pool import Pool
 from hooks.rows import Row
 from verl_rollout_corr.errors import HookError
-from verl_rollout_corr.hooks import transport
-from verl_rollout_corr.hooks.first_invalid import ROW, FirstInvalid
+from verl_rollout_corr.hooks.first_invalid import FirstInvalid
 from verl_rollout_corr.hooks.transport import Carried, gather
+from verl_rollout_corr.hooks.wire import FIRST_INVALID_METRIC, ROW
 
 VALUES = st.sampled_from([-1.0, -math.inf, 0.0, math.nan, math.inf, 0.5])
 
@@ -72,7 +72,7 @@ def test_two_ranks_and_several_micro_batches_name_the_row_of_the_trainers_batch(
         spoiled[position] = math.nan
         rows[number] = rows[number].having(old_log_probs=spoiled)
     answer = pools[2].run(Job(rows, {"mode": "bypass"}, micro=1, mini_batches=2, epochs=2))
-    place = gather(answer.metrics["actor/" + transport.FIRST_INVALID_KEY]).place
+    place = gather(answer.metrics["actor/" + FIRST_INVALID_METRIC]).place
     assert place[:2].tolist() == [23, 1]
 
 

@@ -90,13 +90,13 @@ def test_the_queue_form_is_padded_once(monkeypatch: pytest.MonkeyPatch, decided:
     """Jagged columns have to be padded, by verl or by us: the length of the longest row is the only thing looked at."""
     config = direct.configuration(BYPASS, monkeypatch)
     given: list[Any] = []
-    padded = worker._padded
+    padded = worker.padded
 
     def once(data: Any, names: tuple[str, ...]) -> Any:
         given.append(padded(data, names))
         return given[-1]
 
-    monkeypatch.setattr(worker, "_padded", once)
+    monkeypatch.setattr(worker, "padded", once)
     direct.call(config, decided)
     assert len(given) == 1
 
@@ -104,7 +104,7 @@ def test_the_queue_form_is_padded_once(monkeypatch: pytest.MonkeyPatch, decided:
         with forbidden():
             return worker.wrap_ppo_loss(quiet_loss)(**arguments)
 
-    monkeypatch.setattr(worker, "_padded", lambda data, names: dict(given[0]))
+    monkeypatch.setattr(worker, "padded", lambda data, names: dict(given[0]))
     result = direct.call(config, decided, function=watched)
     assert torch.isfinite(result.loss)
 

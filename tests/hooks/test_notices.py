@@ -33,7 +33,7 @@ def update(
     config: Any = None,
     advantage: float = 1.0,
     **more: int,
-) -> notices.Update:
+) -> notices.Line:
     """An update whose micro-batches are single rows, each on its rank; all tokens have one advantage; clip .2."""
     gap = torch.tensor(log_ratio, dtype=torch.float64)
     mu = torch.full_like(gap, -5.0) if rollout is None else torch.tensor(rollout, dtype=torch.float64)
@@ -49,10 +49,10 @@ def update(
         applied = applied + Applied.to_micro_batch(rank, marks[one].bool(), result.keep[one].bool(), None, cut)
     share = applied.clipped / applied.kept if applied.kept else 0.0
     values = result.metrics | {"rollout_corr/applied_clipped_fraction": share}
-    return notices.Update(config or sampling(), spec, applied, values, **more)
+    return notices.Line(config or sampling(), spec, applied, values, **more)
 
 
-def said(happened: notices.Update, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def said(happened: notices.Line, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The lines of this update, after which the same update says nothing more."""
     given: set[str] = set()
     notices.give(happened, given)

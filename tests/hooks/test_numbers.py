@@ -13,7 +13,8 @@ from hooks import direct
 from hooks.rows import Row
 from hooks.test_gradients import MODES, WEIGHTED
 from verl_rollout_corr import finalize
-from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, Carried
+from verl_rollout_corr.hooks.transport import Carried
+from verl_rollout_corr.hooks.wire import APPLIED_METRIC, SUMS_METRIC
 
 TERMS: dict[str, Any] = {"entropy_coeff": 0.05, "use_kl_loss": True, "kl_loss_coef": 0.1, "loss_scale_factor": 12}
 BAD = [float("nan"), float("inf"), -float("inf")]
@@ -86,7 +87,7 @@ def test_bypass_outside_the_mask(
     for form in ("queue", "padded"):
         found = direct.call(config, rows, log_probs=current, entropy=True, form=form, fill=value)
         same(found, expected)
-        assert finalize(found.metrics[SUMS_KEY].content) == finalize(expected.metrics[SUMS_KEY].content)
+        assert finalize(found.metrics[SUMS_METRIC].content) == finalize(expected.metrics[SUMS_METRIC].content)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 0.5])
@@ -106,7 +107,7 @@ def test_bypass_invalid_at_a_response_token(
     whole = direct.call(config, drawn, log_probs=current, entropy=True)
     for one, other in zip(found.gradients[1:], whole.gradients[1:], strict=True):
         torch.testing.assert_close(one, other)
-    metrics = finalize(found.metrics[SUMS_KEY].content)
+    metrics = finalize(found.metrics[SUMS_METRIC].content)
     assert metrics["rollout_corr/invalid_seq_fraction"] == pytest.approx(1 / len(drawn))
     assert all(math.isfinite(number) for number in metrics.values())
 
@@ -164,4 +165,4 @@ def test_a_token_that_pi_old_gives_no_probability(
     for log_probs in (current, both):
         found = direct.call(config, impossible, log_probs=log_probs)
         same(found, expected)
-        assert found.metrics[APPLIED_KEY].content.kept == expected.metrics[APPLIED_KEY].content.kept
+        assert found.metrics[APPLIED_METRIC].content.kept == expected.metrics[APPLIED_METRIC].content.kept

@@ -16,7 +16,8 @@ from hooks.reference import Objective
 from hooks.rows import RESPONSE_WIDTH, Row, padding_row
 from hooks.test_gradients import MODES, WEIGHTED, actor, compare, objective_of
 from verl_rollout_corr import finalize
-from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, gather
+from verl_rollout_corr.hooks.transport import gather
+from verl_rollout_corr.hooks.wire import APPLIED_METRIC, SUMS_METRIC
 
 HORIZON = {"rollout_corr_horizon": RESPONSE_WIDTH}
 
@@ -73,7 +74,7 @@ def test_everything_rejected(pools: dict[int, Pool], decided: list[Row], mode: s
     answer = pools[2].run(job)
     all_zero(answer)
     tokens = sum(int(row.mask.sum()) for row in rows)
-    applied = gather(answer.metrics["actor/" + APPLIED_KEY])
+    applied = gather(answer.metrics["actor/" + APPLIED_METRIC])
     assert (applied.tokens, applied.kept, applied.weight_sum) == (tokens, 0, 0)
     assert applied.empty_ranks == [0, 1]
 
@@ -95,7 +96,7 @@ def test_everything_rejected_in_bypass(pools: dict[int, Pool], drawn: list[Row],
     spec = {"mode": "bypass", "loss": loss, "reject": {"seq_mean_k3": {"upper": 1e-9}}}
     answer = pools[2].run(Job(rows, spec, actor=actor(objective_of(mode)), extra=HORIZON, micro=2))
     all_zero(answer)
-    metrics = finalize(gather(answer.metrics["actor/" + SUMS_KEY]))
+    metrics = finalize(gather(answer.metrics["actor/" + SUMS_METRIC]))
     assert metrics["rollout_corr/rollout_rs_seq_dropped_fraction"] == 1.0
     assert all(math.isfinite(value) for value in metrics.values())
 

@@ -12,7 +12,8 @@ from verl.utils.metric.utils import reduce_metrics
 from verl.utils.py_functional import append_to_dict
 
 from verl_rollout_corr import correct, finalize
-from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, Carried, gather
+from verl_rollout_corr.hooks.transport import Carried, gather
+from verl_rollout_corr.hooks.wire import APPLIED_METRIC, FIRST_INVALID_METRIC, SUMS_METRIC
 
 
 def carried(*values: float) -> list[Carried]:
@@ -35,13 +36,13 @@ def test_gather_adds_lists_of_any_depth(shape: Any) -> None:
 
 def test_the_mean_of_numpy_is_the_sum() -> None:
     """verl's reduce_metrics takes numpy's mean of the list."""
-    found = reduce_metrics({"actor/" + APPLIED_KEY: carried(1.0, 2.0, 4.0)})["actor/" + APPLIED_KEY]
+    found = reduce_metrics({"actor/" + APPLIED_METRIC: carried(1.0, 2.0, 4.0)})["actor/" + APPLIED_METRIC]
     assert gather(found).tolist() == [7.0, 3.0]
 
 
 def test_names_are_not_reduced_by_their_letters() -> None:
     """verl takes the maximum or minimum of a metric with these letters in its name."""
-    for key in (SUMS_KEY, APPLIED_KEY, FIRST_INVALID_KEY):
+    for key in (SUMS_METRIC, APPLIED_METRIC, FIRST_INVALID_METRIC):
         assert "max" not in "actor/" + key and "min" not in "actor/" + key
 
 
@@ -49,8 +50,8 @@ def test_two_mini_batches_of_different_numbers_of_micro_batches() -> None:
     """As verl's train_mini_batch collects them."""
     metrics: dict[str, Any] = {}
     for part in (carried(1.0), carried(2.0, 3.0)):
-        append_to_dict(metrics, {SUMS_KEY: part})
-    assert gather(reduce_metrics(metrics)[SUMS_KEY]).tolist() == [6.0, 3.0]
+        append_to_dict(metrics, {SUMS_METRIC: part})
+    assert gather(reduce_metrics(metrics)[SUMS_METRIC]).tolist() == [6.0, 3.0]
 
 
 def test_sums_travel_whole() -> None:
@@ -63,7 +64,7 @@ def test_sums_travel_whole() -> None:
     config = {"weights": {"level": "token", "upper": 1.1}, "reject": {"seq_mean_k3": {"upper": 0.02}}}
     parts = [correct(train[i : i + 2], rollout[i : i + 2], mask[i : i + 2], config).sums for i in (0, 2, 4)]
     sent = [pickle.loads(pickle.dumps(Carried(part))) for part in parts]
-    found = finalize(gather(reduce_metrics({SUMS_KEY: sent})[SUMS_KEY]))
+    found = finalize(gather(reduce_metrics({SUMS_METRIC: sent})[SUMS_METRIC]))
     expected = correct(train, rollout, mask, config).metrics
     assert found == pytest.approx(expected, rel=1e-12, abs=1e-12)
 

@@ -17,7 +17,8 @@ from hooks.rows import Row, padding_row
 from hooks.test_gradients import REINFORCE, TOKEN_BAND, WEIGHTED, seq_ratio, token_band
 from verl_rollout_corr import correct, finalize
 from verl_rollout_corr.configuration.parser import parse
-from verl_rollout_corr.hooks.transport import APPLIED_KEY, SUMS_KEY, gather
+from verl_rollout_corr.hooks.transport import gather
+from verl_rollout_corr.hooks.wire import APPLIED_METRIC, SUMS_METRIC
 
 WAYS = [(1, 8, False), (1, 2, False), (2, 2, False), (2, 1, False), (2, 40, True)]
 """(ranks, micro, dynamic)."""
@@ -50,18 +51,18 @@ def test_decoupled_counts(
         sum(int(keep.sum()) for keep in keeps),
         float(sum(weights)),
     ]
-    for found in both(answer, APPLIED_KEY):
+    for found in both(answer, APPLIED_METRIC):
         counts = [found.tokens, found.kept, found.weight_sum]
         assert counts == pytest.approx([2 * value for value in expected], rel=1e-9)
         assert list(found.by_rank) == list(range(ranks))
-    assert "actor/" + SUMS_KEY not in answer.metrics
+    assert "actor/" + SUMS_METRIC not in answer.metrics
 
 
 def test_without_weights_a_kept_token_weighs_one(pools: dict[int, Pool], drawn: list[Row], decided: list[Row]) -> None:
     """The sum of the weights is the number of kept tokens."""
     rows = [row.without("rollout_is_weights") for row in decided]
     answer = pools[1].run(Job(rows, {"reject": {"token_k1": {"upper": 2.0}}}))
-    found = both(answer, APPLIED_KEY)[0]
+    found = both(answer, APPLIED_METRIC)[0]
     assert found.tokens == sum(int(row.mask.sum()) for row in drawn) and found.kept == found.weight_sum < found.tokens
 
 
@@ -101,14 +102,14 @@ def test_bypass_sums(
     for ranks, micro, dynamic in WAYS:
         micro = micro if dynamic else min(micro, 4 // ranks)
         answer = pools[ranks].run(Job(rows, spec, micro=micro, dynamic=dynamic, mini_batches=2, epochs=2))
-        for sums in both(answer, SUMS_KEY):
+        for sums in both(answer, SUMS_METRIC):
             found = finalize(sums)
             assert found.keys() == expected.keys()
             for metric, value in expected.items():
                 assert found[metric] == pytest.approx(value, rel=2e-4, abs=2e-5), (ranks, micro, metric)
                 if "fraction" in metric:
                     assert found[metric] == value, (ranks, micro, metric)
-        applied = both(answer, APPLIED_KEY)[0]
+        applied = both(answer, APPLIED_METRIC)[0]
         assert applied.tokens == 2 * sum(int(row.mask.sum()) for row in rows)
         assert 1 - applied.kept / applied.tokens == pytest.approx(
             expected["rollout_corr/rollout_rs_masked_fraction"], abs=1e-12
@@ -121,7 +122,7 @@ def test_bypass_does_not_depend_on_the_cut(pools: dict[int, Pool], drawn: list[R
     found = []
     for ranks, micro, dynamic in WAYS:
         answer = pools[ranks].run(Job(rows, REINFORCE, micro=micro, dynamic=dynamic))
-        found.append(finalize(gather(answer.metrics["actor/" + SUMS_KEY])))
+        found.append(finalize(gather(answer.metrics["actor/" + SUMS_METRIC])))
     for other in found[1:]:
         for metric, value in found[0].items():
             assert other[metric] == pytest.approx(value, rel=1e-5, abs=1e-6), metric
@@ -130,9 +131,9 @@ def test_bypass_does_not_depend_on_the_cut(pools: dict[int, Pool], drawn: list[R
 def test_padding_rows_count_nowhere(pools: dict[int, Pool], drawn: list[Row]) -> None:
     """V1's padding rows leave no trace in bypass mode's metrics."""
     rows = [row.having(old_log_probs=row.columns["rollout_log_probs"]) for row in drawn]
-    alone = finalize(gather(pools[1].run(Job(rows, REINFORCE, micro=8)).metrics["actor/" + SUMS_KEY]))
+    alone = finalize(gather(pools[1].run(Job(rows, REINFORCE, micro=8)).metrics["actor/" + SUMS_METRIC]))
     answer = pools[2].run(Job([*rows, padding_row(), padding_row()], REINFORCE, micro=1))
-    padded = finalize(gather(answer.metrics["actor/" + SUMS_KEY]))
+    padded = finalize(gather(answer.metrics["actor/" + SUMS_METRIC]))
     for metric, value in alone.items():
         assert padded[metric] == pytest.approx(value, rel=1e-5, abs=1e-6), metric
 
@@ -141,7 +142,7 @@ def test_ranks_and_micro_batches_of_which_nothing_was_kept(pools: dict[int, Pool
     """The second half of the rows is the second rank: one row of the first half stays."""
     nothing = [row.having(rollout_corr_keep=torch.zeros_like(row.mask)) for row in decided[1:]]
     rows = [decided[0].having(rollout_corr_keep=torch.ones_like(decided[0].mask)), *nothing]
-    found = both(pools[2].run(Job(rows, WEIGHTED, micro=1)), APPLIED_KEY)[0]
+    found = both(pools[2].run(Job(rows, WEIGHTED, micro=1)), APPLIED_METRIC)[0]
     assert found.empty_ranks == [1]
     assert found.empty_micro_batches == 7
     assert found.kept == len(decided[0].mask)

@@ -15,11 +15,10 @@ import torch
 from verl import DataProto
 
 from verl_rollout_corr.grammar import Baseline, RolloutCorrConfig
-from verl_rollout_corr.hooks.policy_loss import parse_spec
+from verl_rollout_corr.hooks import wire
+from verl_rollout_corr.hooks.configured import config_in
+from verl_rollout_corr.hooks.entrance import missing_rollout_log_probs
 from verl_rollout_corr.maths.correction import correct
-
-ROW_KEPT = "rollout_corr_row_kept"
-"""The column of rows that vote in their group's baseline."""
 
 GROUPED_ESTIMATORS = frozenset(
     {
@@ -41,18 +40,7 @@ a row could vote.
 """
 
 
-def spec_in(rollout_correction: Any) -> RolloutCorrConfig | None:
-    """Our configuration inside verl's `algorithm.rollout_correction` node, or None where no preset is on."""
-    spec = rollout_correction.get("rollout_corr", None) if rollout_correction is not None else None
-    return parse_spec(spec) if spec else None
-
-
-def spec_of_run(config: Any) -> RolloutCorrConfig | None:
-    """Our configuration inside verl's whole configuration, or None where no preset is on."""
-    return spec_in(config.algorithm.get("rollout_correction", None))
-
-
-def kept_rows(batch: DataProto, spec: RolloutCorrConfig) -> torch.Tensor:
+def kept_rows(batch: DataProto, config: RolloutCorrConfig) -> torch.Tensor:
     """(B,) bool: rows with a kept token, decided without advantages (the parser refuses `when` beside `baseline:
     kept`).
     """
@@ -61,7 +49,7 @@ def kept_rows(batch: DataProto, spec: RolloutCorrConfig) -> torch.Tensor:
         columns["old_log_probs"],
         columns["rollout_log_probs"],
         columns["response_mask"],
-        spec,
+        config,
         group_ids=batch.non_tensor_batch["uid"],
     )
     return result.keep.bool().any(dim=1)
@@ -74,11 +62,11 @@ def wrap_verl_correction(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def compute_rollout_correction_and_add_to_batch(batch: DataProto, rollout_corr_config: Any) -> Any:
-        spec = spec_in(rollout_corr_config)
-        if spec is None:
+        config = config_in(rollout_corr_config)
+        if config is None:
             return original(batch, rollout_corr_config)
-        if spec.baseline is Baseline.KEPT:
-            batch.batch[ROW_KEPT] = kept_rows(batch, spec)
+        if config.baseline is Baseline.KEPT:
+            batch.batch[wire.VOTES] = kept_rows(batch, config)
         return batch, {}
 
     return compute_rollout_correction_and_add_to_batch
@@ -89,11 +77,9 @@ def wrap_bypass_mode(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def apply_bypass_mode(batch: DataProto, rollout_corr_config: Any = None, policy_loss_config: Any = None) -> Any:
-        if spec_in(rollout_corr_config) is None:
+        if config_in(rollout_corr_config) is None:
             return original(batch, rollout_corr_config, policy_loss_config)
         if "rollout_log_probs" not in batch.batch:
-            from verl_rollout_corr.hooks.driver import missing_rollout_log_probs
-
             raise missing_rollout_log_probs()
         batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
         return None
@@ -113,12 +99,12 @@ def wrap_multi_trajectory_advantage(original: Callable[..., Any]) -> Callable[..
 
     @functools.wraps(original)
     def compute_advantage_for_multi_trajectories(data: DataProto, *args: Any, **kwargs: Any) -> Any:
-        if ROW_KEPT in data.batch:
+        if wire.VOTES in data.batch:
             batch_keys = kwargs["batch_keys"] if "batch_keys" in kwargs else args[0]
-            data.batch[ROW_KEPT] = _session_votes(data.batch[ROW_KEPT], batch_keys)
+            data.batch[wire.VOTES] = _session_votes(data.batch[wire.VOTES], batch_keys)
         result = original(data, *args, **kwargs)
-        if ROW_KEPT in result.batch:
-            result.batch.pop(ROW_KEPT)
+        if wire.VOTES in result.batch:
+            result.batch.pop(wire.VOTES)
         return result
 
     return compute_advantage_for_multi_trajectories
@@ -129,9 +115,9 @@ def wrap_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def compute_advantage(data: DataProto, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
-        if ROW_KEPT not in data.batch:
+        if wire.VOTES not in data.batch:
             return original(data, adv_estimator, *args, **kwargs)
-        votes = data.batch.pop(ROW_KEPT)
+        votes = data.batch.pop(wire.VOTES)
         if str(getattr(adv_estimator, "value", adv_estimator)) not in GROUPED_ESTIMATORS:
             return original(data, adv_estimator, *args, **kwargs)
         compared = votes & _has_peer(votes, data.non_tensor_batch["uid"])

@@ -5,39 +5,75 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Additive counts of micro-batches: scalar tensors, int64 but for `weight_sum`, float64."""
+
+    tokens: Tensor
+    """Response tokens."""
+    kept: Tensor
+    """The kept ones among them."""
+    weight_sum: Tensor
+    """The sum of the weights of the kept tokens; a weight is 1 where there are none."""
+    empty_micro_batches: Tensor
+    """Micro-batches with response tokens of which none was kept."""
+    clipped: Tensor
+    """Kept tokens that the clip of bypass mode's PPO silences."""
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, name) + getattr(other, name) for name in _FIELDS))
+
+    def __reduce__(self) -> tuple[type[Counts], tuple[Tensor, ...]]:
+        # Pickled long after the loss: one copy to the host for the integers, one for the sum.
+        whole = iter(torch.stack([getattr(self, name) for name in _WHOLE]).cpu().unbind())
+        weight_sum = self.weight_sum.cpu()
+        return Counts, tuple(next(whole) if name in _WHOLE else weight_sum for name in _FIELDS)
+
+
+_FIELDS = tuple(field.name for field in fields(Counts))
+_WHOLE = tuple(name for name in _FIELDS if name != "weight_sum")
 
 
 @dataclass(frozen=True)
 class Applied:
-    """Additive counts by data-parallel rank: float64 tensors (5,) of response tokens, kept tokens, the sum of the
-    weights of the kept tokens, micro-batches with response tokens of which none was kept, and kept tokens that the clip
-    of bypass mode's PPO silences.
+    """The counts by data-parallel rank. `a + b` joins micro-batches, ranks, epochs and updates."""
 
-    `a + b` joins micro-batches, ranks, epochs and updates.
-    """
-
-    by_rank: Mapping[int, torch.Tensor]
+    by_rank: Mapping[int, Counts]
 
     @classmethod
     def to_micro_batch(
         cls,
         rank: int,
-        mask: torch.Tensor,
-        kept: torch.Tensor,
-        weights: torch.Tensor | None,
-        clipped: torch.Tensor | None = None,
+        mask: Tensor,
+        kept: Tensor,
+        weights: Tensor | None,
+        clipped: Tensor | None = None,
     ) -> Applied:
         """The counts of one micro-batch, on its device: `mask`, `kept`, `clipped` (B, T) bool; `weights` (B, T), or
         None for 1.
         """
-        tokens, left = mask.sum().double(), kept.sum().double()
-        weight_sum = left if weights is None else torch.where(kept, weights, torch.zeros_like(weights)).double().sum()
-        nothing_left = ((tokens > 0) & (left == 0)).double()
-        silenced = torch.zeros_like(left) if clipped is None else (kept & clipped).sum().double()
-        return cls({rank: torch.stack([tokens, left, weight_sum, nothing_left, silenced])})
+        tokens, left = mask.sum(), kept.sum()
+        return cls(
+            {
+                rank: Counts(
+                    tokens=tokens,
+                    kept=left,
+                    weight_sum=(
+                        left
+                        if weights is None
+                        else torch.where(kept, weights, torch.zeros_like(weights)).double().sum()
+                    ).double(),
+                    empty_micro_batches=((tokens > 0) & (left == 0)).long(),
+                    clipped=torch.zeros_like(left) if clipped is None else (kept & clipped).sum(),
+                )
+            }
+        )
 
     def __add__(self, other: Applied) -> Applied:
         joined = dict(self.by_rank)
@@ -45,39 +81,37 @@ class Applied:
             joined[rank] = joined[rank] + counts if rank in joined else counts
         return Applied(joined)
 
-    def __reduce__(self) -> tuple[type[Applied], tuple[dict[int, torch.Tensor]]]:
-        return Applied, ({rank: counts.cpu() for rank, counts in self.by_rank.items()},)
-
     @functools.cached_property
-    def _totals(self) -> list[float]:
-        return functools.reduce(operator.add, (counts.cpu() for counts in self.by_rank.values())).tolist()
+    def total(self) -> Counts:
+        """The counts of all ranks."""
+        return functools.reduce(operator.add, self.by_rank.values())
 
     @property
     def tokens(self) -> int:
         """Response tokens, each as often as it was trained on."""
-        return round(self._totals[0])
+        return int(self.total.tokens)
 
     @property
     def kept(self) -> int:
         """The kept ones among them."""
-        return round(self._totals[1])
+        return int(self.total.kept)
 
     @property
     def weight_sum(self) -> float:
         """The sum of the weights of the kept tokens; a weight is 1 where there are none."""
-        return self._totals[2]
+        return float(self.total.weight_sum)
 
     @property
     def empty_micro_batches(self) -> int:
         """Micro-batches with response tokens of which none was kept."""
-        return round(self._totals[3])
+        return int(self.total.empty_micro_batches)
 
     @property
     def clipped(self) -> int:
         """Kept tokens that the clip of bypass mode's PPO silences."""
-        return round(self._totals[4])
+        return int(self.total.clipped)
 
     @property
     def empty_ranks(self) -> list[int]:
         """Ranks with response tokens of which none was kept."""
-        return [rank for rank, counts in sorted(self.by_rank.items()) if float(counts[0]) > 0 and float(counts[1]) == 0]
+        return [rank for rank, counts in sorted(self.by_rank.items()) if int(counts.tokens) and not int(counts.kept)]

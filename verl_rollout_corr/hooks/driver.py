@@ -1,124 +1,164 @@
-"""What both trainers do around the actor's update: correct the whole batch, and turn what the workers send into
-metrics.
+"""One update of the actor, the same in every trainer: fetch the batch, decide, ship the decision, let verl train, hold
+what the workers did against what was decided, and keep the statistics.
+
+What differs is where a batch lives. An `Adapter` fetches from there and ships to there: `driver_v0.py` a DataProto,
+`driver_v1.py` verl's TransferQueue.
 """
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from omegaconf import open_dict
+from torch import Tensor
 
-from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogProbsError
+from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
-from verl_rollout_corr.hooks import activity, compat, notices
+from verl_rollout_corr.hooks import activity, compat, wire
 from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.hooks.entrance import check_lengths, missing_rollout_log_probs, row_lengths
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid
-from verl_rollout_corr.hooks.policy_loss import HOOKED_TRAINER
-from verl_rollout_corr.hooks.transport import APPLIED_KEY, FIRST_INVALID_KEY, SUMS_KEY, gather
+from verl_rollout_corr.hooks.transport import gather
+from verl_rollout_corr.hooks.updates import UpdateStatistics, state_of
 from verl_rollout_corr.hooks.weight_versions import history_of
-from verl_rollout_corr.maths.correction import Correction, correct
-from verl_rollout_corr.maths.inputs import check_valid
+from verl_rollout_corr.maths.correction import correct
+from verl_rollout_corr.maths.inputs import check_valid, invalid_tokens
 from verl_rollout_corr.maths.metric_table import PREFIX
-from verl_rollout_corr.maths.metrics import finalize, staleness_share
+from verl_rollout_corr.maths.metrics import finalize
+from verl_rollout_corr.maths.scopes import to_padded
 from verl_rollout_corr.maths.sums import Sums
 
-
-def missing_rollout_log_probs() -> MissingRolloutLogProbsError:
-    """The error for a batch in which the engine's log-probs are absent."""
-    return MissingRolloutLogProbsError(
-        "rollout_corr: the batch has no rollout_log_probs, so nothing can be corrected; set "
-        "actor_rollout_ref.rollout.calculate_log_probs=true, and see that the agent loop passes the engine's log-probs "
-        "on"
-    )
+_BY_WORKERS = "actor/"
+"""What verl puts before the name of a worker's metric."""
 
 
 @dataclass(frozen=True)
-class UpdateStatistics:
-    """What updates of the actor leave behind: `+` joins them, and only what is joined becomes metrics."""
+class TrainerBatch:
+    """What a trainer is about to train on: columns over the response tokens, all padded (B, T) or all jagged.
 
-    sums: Sums
-    applied: Applied
+    `versions` are the numbers of the oldest weights that sampled each row, None where unknown; `padding` rows were
+    added by verl.
+    """
 
-    def __add__(self, other: UpdateStatistics) -> UpdateStatistics:
-        return UpdateStatistics(self.sums + other.sums, self.applied + other.applied)
-
-    def metrics(self, floor: Sums) -> dict[str, float]:
-        """The values of these updates; `floor` holds the run's rows of lag 0 so far."""
-        values = finalize(self.sums)
-        tokens = self.applied.tokens
-        values[PREFIX + "applied_kept_fraction"] = self.applied.kept / tokens if tokens else 0.0
-        kept = self.applied.kept
-        values[PREFIX + "applied_clipped_fraction"] = self.applied.clipped / kept if kept else 0.0
-        values[PREFIX + "applied_weight"] = self.applied.weight_sum / tokens if tokens else 0.0
-        values[PREFIX + "staleness_share"] = staleness_share(self.sums, floor)
-        return values
-
-
-def joined(parts: Sequence[UpdateStatistics]) -> UpdateStatistics:
-    """The statistics of one or more updates as one."""
-    return functools.reduce(operator.add, parts)
-
-
-@dataclass
-class TrainerState:
-    """What a trainer remembers between updates; lives on the trainer object."""
-
-    floor: Sums | None = None  # every row so far; the rows of lag 0 in it tell the engine's share, at equal weights
-    step: list[UpdateStatistics] = field(default_factory=list)
-    given: set[str] = field(default_factory=set)  # kinds of warnings
-
-    def take(self, sums: Sums, applied: Applied) -> UpdateStatistics:
-        """The statistics of one update, which also enter the floor."""
-        statistics = UpdateStatistics(sums.to("cpu"), applied)
-        self.floor = statistics.sums if self.floor is None else self.floor + statistics.sums
-        return statistics
+    columns: dict[str, Tensor]
+    group_ids: Any
+    versions: Iterable[Any]
+    padding: int = 0
 
     @property
-    def seen(self) -> Sums:
-        """The floor, once `take` has started it."""
-        assert self.floor is not None
-        return self.floor
+    def response_mask(self) -> Tensor:
+        """1 where the policy produced the token."""
+        return self.columns["response_mask"]
+
+    @property
+    def rollout_log_probs(self) -> Tensor:
+        """The engine's log mu. Raises InputError for a row with too few or too many, MissingRolloutLogProbsError for none."""
+        found = self.columns.get("rollout_log_probs")
+        if found is None:
+            raise missing_rollout_log_probs()
+        if found.is_nested:
+            check_lengths(row_lengths(found), row_lengths(self.response_mask))
+        return found
 
 
-def state_of(trainer: Any) -> TrainerState:
-    """The state on this trainer, made on first use."""
-    if not hasattr(trainer, "_rollout_corr_state"):
-        trainer._rollout_corr_state = TrainerState()
-    return trainer._rollout_corr_state
+class Adapter(Protocol):
+    """Where the batch of one update lives."""
+
+    def fetch(self) -> TrainerBatch:
+        """What is to be corrected."""
+        ...
+
+    def ship(self, columns: dict[str, Tensor], beside: dict[str, Any]) -> None:
+        """Adds the decision to what the workers will get: columns in the layout of the mask, or one value per row, and
+        entries beside them.
+        """
+        ...
+
+    def train(self) -> tuple[Any, dict[str, Any]]:
+        """Runs verl's own update of the actor: what it returns, and the metrics in it, to be changed in place."""
+        ...
 
 
-def decide_batch(
-    columns: dict[str, torch.Tensor],
-    spec: RolloutCorrConfig,
-    *,
-    uid: Any,
-    staleness: torch.Tensor | None,
-) -> Correction:
-    """Corrects the whole batch in decoupled mode. `columns` are padded (B, T)."""
-    if "rollout_log_probs" not in columns:
-        raise missing_rollout_log_probs()
-    return correct(
-        columns["old_log_probs"],
-        columns["rollout_log_probs"],
-        columns["response_mask"],
-        spec,
-        advantages=columns["advantages"],
-        group_ids=uid,
-        staleness=staleness,
+@dataclass(frozen=True)
+class Decided:
+    """What is shipped, and in decoupled mode the decision itself: keep, in the layout of the mask, and its sums."""
+
+    columns: dict[str, Tensor]
+    keep: Tensor | None = None
+    sums: Sums | None = None
+
+
+def update_actor(
+    trainer: Any, config: RolloutCorrConfig, adapter: Adapter
+) -> tuple[Any, dict[str, Any], UpdateStatistics]:
+    """One update: verl's answer, its metrics without what the workers sent us, and what the update leaves behind.
+
+    Raises InputError for a batch that cannot be corrected, HookError if the workers did not apply the decision.
+    """
+    known = compat.known_trainer(type(trainer))
+    batch = adapter.fetch()
+    history = history_of(trainer.actor_rollout_wg)
+    lags = history.lags(batch.versions, _updates_behind_train(trainer, config, known))
+    decided = decide_batch(batch, config, lags)
+    adapter.ship(decided.columns, {wire.HORIZON: horizon(trainer.config)})
+    answer, metrics = adapter.train()
+    history.updates += 1
+    workers = take_worker_statistics(metrics)
+    epochs = trainer.config.actor_rollout_ref.actor.ppo_epochs
+    check_applied(workers.applied, batch.response_mask, decided.keep, epochs)
+    statistics = conclude(config, decided.sums, workers, batch)
+    state_of(trainer).take(statistics)
+    return answer, metrics, statistics
+
+
+def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor) -> Decided:
+    """The correction of the whole batch in decoupled mode; in bypass mode the checks that need no forward pass.
+
+    Raises InputError for a log-prob of the engine that cannot be one, unless `invalid: reject`.
+    """
+    if config.mode is Mode.BYPASS:
+        _check_rollout(batch, config)
+        return Decided({wire.STALENESS: lags, wire.ROW: torch.arange(len(lags))})
+    result = correct(
+        batch.columns["old_log_probs"],
+        batch.rollout_log_probs,
+        batch.response_mask,
+        config,
+        advantages=batch.columns["advantages"],
+        group_ids=batch.group_ids,
+        staleness=lags,
     )
+    columns = {wire.KEEP: result.keep}
+    if result.weights is not None:
+        columns[wire.WEIGHTS] = result.weights
+    return Decided(columns, result.keep, result.sums)
 
 
-def check_rollout(columns: dict[str, torch.Tensor], spec: RolloutCorrConfig) -> None:
-    """Bypass mode's check of the engine's log-probs, before workers use them as pi_old. Raises InputError."""
-    if "rollout_log_probs" not in columns:
-        raise missing_rollout_log_probs()
-    if spec.invalid is Invalid.ERROR:
-        check_valid(columns["rollout_log_probs"], columns["response_mask"].bool())
+def _check_rollout(batch: TrainerBatch, config: RolloutCorrConfig) -> None:
+    """Bypass mode's check of the engine's log-probs, before workers use them as pi_old."""
+    rollout, mask = batch.rollout_log_probs, batch.response_mask
+    if config.invalid is not Invalid.ERROR:
+        return
+    flat, inside = _tokens(rollout), _tokens(mask).bool()
+    if bool(invalid_tokens(flat, flat, inside).any()):
+        check_valid(to_padded(rollout), to_padded(mask).bool())
+
+
+def _tokens(column: Tensor) -> Tensor:
+    """The values of a column in one piece; of a jagged one, without anything between its rows."""
+    return column.contiguous().values() if column.is_nested else column
+
+
+def tokens_of_rows(mask: Tensor) -> Tensor:
+    """(B,): the number of tokens of each row for which the mask, padded or jagged, is 1."""
+    if not mask.is_nested:
+        return mask.bool().sum(dim=1)
+    mask = mask.contiguous()
+    before = torch.nn.functional.pad(mask.values().bool().long().cumsum(dim=0), (1, 0))
+    return before[mask.offsets()].diff()
 
 
 @dataclass(frozen=True)
@@ -130,17 +170,19 @@ class FromWorkers:
     first_invalid: FirstInvalid | None = None
 
 
-def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> FromWorkers:
+def take_worker_statistics(metrics: dict[str, Any]) -> FromWorkers:
     """Removes what the workers sent from verl's metrics and returns the totals. Raises HookError if nothing came: the
     loss ran without us.
     """
-    applied = metrics.pop(prefix + APPLIED_KEY, None)
+    applied, sums, first_invalid = (
+        metrics.pop(_BY_WORKERS + key, None)
+        for key in (wire.APPLIED_METRIC, wire.SUMS_METRIC, wire.FIRST_INVALID_METRIC)
+    )
     if applied is None:
         raise HookError(
             "rollout_corr: the actor updated without our loss: its metrics carry no "
-            f"{prefix + APPLIED_KEY}. The worker's process did not load the hook"
+            f"{_BY_WORKERS + wire.APPLIED_METRIC}. The worker's process did not load the hook"
         )
-    sums, first_invalid = (metrics.pop(prefix + key, None) for key in (SUMS_KEY, FIRST_INVALID_KEY))
     return FromWorkers(
         gather(applied),
         None if sums is None else gather(sums),
@@ -148,76 +190,71 @@ def take_worker_statistics(metrics: dict[str, Any], prefix: str) -> FromWorkers:
     )
 
 
-def check_applied(applied: Applied, keep: torch.Tensor, mask: torch.Tensor, updates: int) -> None:
-    """Raises HookError unless the loss saw exactly the tokens that the trainer decided on, `updates` (ppo_epochs)
-    times.
+def check_applied(applied: Applied, mask: Tensor, keep: Tensor | None, epochs: int) -> None:
+    """Raises HookError unless the loss saw exactly the tokens of the batch, `epochs` times, and the kept ones among
+    them that the trainer decided on (`keep`, None in bypass mode, where the loss decides).
     """
-    expected = (int(mask.sum()) * updates, int(keep.sum()) * updates)
-    found = (applied.tokens, applied.kept)
-    if found != expected:
+    tokens = int(tokens_of_rows(mask).sum()) * epochs
+    if applied.tokens != tokens:
         raise HookError(
-            f"rollout_corr: the actor's loss saw {found[0]} response tokens of which {found[1]} kept, the trainer "
-            f"decided on {expected[0]} and {expected[1]}: the batch was changed on its way"
+            f"rollout_corr: the actor's loss saw {applied.tokens} response tokens, the batch has {tokens} with all "
+            "epochs: it was changed on its way, or some rank trained without our loss"
+        )
+    if keep is None:
+        return
+    kept = int(tokens_of_rows(keep).sum()) * epochs
+    if applied.kept != kept:
+        raise HookError(
+            f"rollout_corr: the actor's loss kept {applied.kept} of {tokens} response tokens, the trainer decided on "
+            f"{kept}: the decision was changed on its way"
         )
 
 
 def conclude(
-    trainer: Any,
-    spec: RolloutCorrConfig,
-    sums: Sums | None,
-    workers: FromWorkers,
-    mask: torch.Tensor,
-    *,
-    padding: int = 0,
-) -> tuple[UpdateStatistics, dict[str, float]]:
-    """What an update leaves behind, and its metrics; warns of what is the first of its kind.
+    config: RolloutCorrConfig, sums: Sums | None, workers: FromWorkers, batch: TrainerBatch
+) -> UpdateStatistics:
+    """What an update leaves behind. `sums` are the trainer's, or None where the workers decided.
 
-    `sums` are the trainer's, or None where the workers decided. `mask` is the (B, T) response mask of the batch, of
-    which `padding` rows are verl's own. Raises HookError if there are no statistics, and InputError if the workers met
-    an invalid log-prob in bypass mode and `invalid: error`: only the forward pass knows it, and the loss does not wait
-    for the host.
+    Raises HookError if there are no statistics, and InputError if the workers met an invalid log-prob in bypass mode
+    and `invalid: error`: only the forward pass knows it, and the loss does not wait for the host.
     """
     sums = workers.sums if sums is None else sums
     if sums is None:
         raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
-    state = state_of(trainer)
-    statistics = state.take(sums, workers.applied)
-    values = statistics.metrics(state.seen)
-    invalid = values[PREFIX + "invalid_seq_fraction"]
-    if invalid and workers.first_invalid is not None:
+    sums = sums.to("cpu")
+    if workers.first_invalid is not None and workers.first_invalid.found:
+        fraction = finalize(sums)[PREFIX + "invalid_seq_fraction"]
         raise InputError(
-            f"rollout_corr: the trainer's log-prob is {workers.first_invalid}, and {invalid:.2%} of the sequences of "
+            f"rollout_corr: the trainer's log-prob is {workers.first_invalid}, and {fraction:.2%} of the sequences of "
             "the update have an invalid one: the forward pass gave NaN, +inf or a log-prob above 0 (the engine's were "
             "checked before). They were left out of the update, and the run stops after it. Fix the source, or set "
             "rollout_corr.invalid=reject to go on without such sequences and count them"
         )
-    untrainable = int((~mask.bool().any(dim=1)).sum()) - padding
-    update = notices.Update(trainer.config, spec, workers.applied, values, padding=padding, untrainable=untrainable)
-    notices.give(update, state.given)
-    return statistics, values
+    empty = int((tokens_of_rows(batch.response_mask) == 0).sum())
+    return UpdateStatistics(sums, workers.applied, padding=batch.padding, untrainable=empty - batch.padding)
 
 
-def admit(trainer: Any, spec: RolloutCorrConfig, config: Any) -> None:
+def admit(trainer: Any, config: RolloutCorrConfig, run: Any) -> None:
     """Before the first worker starts: says what is active in the trainer's process, and tells the actors that it is.
 
     The actors' configuration is handed out after this. An actor that does not find the trainer's name in it refuses to
     be built, so that a trainer which is not hooked gets no actor. Raises HookError for a trainer that is not known.
     """
     known = compat.known_trainer(type(trainer))
-    activity.announce("trainer", spec)
-    policy_loss = config.actor_rollout_ref.actor.policy_loss
+    activity.announce("trainer", config)
+    policy_loss = run.actor_rollout_ref.actor.policy_loss
     with open_dict(policy_loss):
-        policy_loss[HOOKED_TRAINER] = known.path
+        policy_loss[wire.HOOKED_TRAINER] = known.path
 
 
-def horizon(config: Any) -> int:
+def horizon(run: Any) -> int:
     """The longest response that the run allows, in tokens: the same constant in every trainer, micro-batch and rank."""
-    return int(config.actor_rollout_ref.rollout.response_length)
+    return int(run.actor_rollout_ref.rollout.response_length)
 
 
-def old_policy_updates(trainer: Any, spec: RolloutCorrConfig, known: compat.Trainer) -> int:
+def _updates_behind_train(trainer: Any, config: RolloutCorrConfig, known: compat.Trainer) -> int:
     """How many updates pi_train had seen: pi_old's in decoupled mode, the current policy's in bypass mode."""
     history = history_of(trainer.actor_rollout_wg)
-    if spec.mode is Mode.DECOUPLED and known.restores_old_policy:
+    if config.mode is Mode.DECOUPLED and known.restores_old_policy:
         return history.last_published
     return history.updates

@@ -1,21 +1,55 @@
-"""RayPPOTrainer and its descendants (one_step_off, fully_async): the seam of `verl.trainer.ppo.ray_trainer`."""
+"""RayPPOTrainer and its descendants (one_step_off, fully_async): the batch is a DataProto of padded columns."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+from torch import Tensor
 
-from verl_rollout_corr.grammar import Mode
-from verl_rollout_corr.hooks import compat, driver
-from verl_rollout_corr.hooks.advantages import spec_of_run
-from verl_rollout_corr.hooks.first_invalid import ROW
-from verl_rollout_corr.hooks.fully_async import STATISTICS_KEY
+from verl_rollout_corr.hooks import compat, driver, wire
+from verl_rollout_corr.hooks.configured import config_of_run
 from verl_rollout_corr.hooks.transport import Carried
-from verl_rollout_corr.hooks.weight_versions import history_of
-from verl_rollout_corr.hooks.worker import HORIZON, KEEP, STALENESS
+from verl_rollout_corr.hooks.updates import state_of
+
+
+def oldest_versions(batch: Any) -> Sequence[Any]:
+    """The number of the oldest weights that sampled each row, None where it is not known."""
+    versions = batch.non_tensor_batch.get("min_global_steps")
+    return [None] * len(batch) if versions is None else versions
+
+
+class ProtoAdapter:
+    """A DataProto, of which the workers get a shallow copy with our columns: the trainer's own stays as it is."""
+
+    def __init__(self, original: Callable[..., Any], trainer: Any, batch: Any) -> None:
+        self._original = original
+        self._trainer = trainer
+        self._batch = batch
+        self._shipped = batch
+
+    def fetch(self) -> driver.TrainerBatch:
+        """All columns, as views."""
+        columns = self._batch.batch
+        return driver.TrainerBatch(
+            {name: columns[name] for name in columns.keys()},  # noqa: SIM118 - iterating a TensorDict gives its rows
+            group_ids=self._batch.non_tensor_batch.get("uid"),
+            versions=oldest_versions(self._batch),
+        )
+
+    def ship(self, columns: dict[str, Tensor], beside: dict[str, Any]) -> None:
+        """Into the copy."""
+        # Without the names, `select` hands out the trainer's own columns.
+        self._shipped = self._batch.select(batch_keys=list(self._batch.batch.keys()), deepcopy=False)
+        for name, column in columns.items():
+            self._shipped.batch[name] = column
+        self._shipped.meta_info = self._batch.meta_info | beside
+
+    def train(self) -> tuple[Any, dict[str, Any]]:
+        """Runs verl's `_update_actor` on the copy."""
+        output = self._original(self._trainer, self._shipped)
+        return output, output.meta_info["metrics"]
 
 
 def wrap_workers_start(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,60 +57,28 @@ def wrap_workers_start(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-        spec = spec_of_run(self.config)
-        if spec is not None:
-            driver.admit(self, spec, self.config)
+        config = config_of_run(self.config)
+        if config is not None:
+            driver.admit(self, config, self.config)
         return original(self, *args, **kwargs)
 
     return start
 
 
-def row_staleness(trainer: Any, batch: Any, updates: int) -> torch.Tensor:
-    """(B,) int64: published versions between the oldest weights that sampled the row and those after `updates` updates;
-    -1 unknown.
-    """
-    versions = batch.non_tensor_batch.get("min_global_steps")
-    if versions is None:
-        return torch.full((len(batch),), -1, dtype=torch.int64)
-    return history_of(trainer.actor_rollout_wg).lags(versions, updates)
-
-
 def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Decides over the whole batch, ships the decision as columns, and reports what the workers did with it."""
+    """Corrects the update. It is a line of the log, unless the trainer joins several (fully_async)."""
 
     @functools.wraps(original)
     def _update_actor(self: Any, batch: Any) -> Any:
-        spec = spec_of_run(self.config)
-        if spec is None:
+        config = config_of_run(self.config)
+        if config is None:
             return original(self, batch)
-        known = compat.known_trainer(type(self))
-        columns = {name: batch.batch[name] for name in batch.batch.keys()}  # noqa: SIM118 - iterating a TensorDict gives its rows
-        lags = row_staleness(self, batch, driver.old_policy_updates(self, spec, known))
-        sums = keep = None
-        shipped = batch.select(deepcopy=False)
-        if spec.mode is Mode.BYPASS:
-            driver.check_rollout(columns, spec)
-            shipped.batch[STALENESS] = lags
-            shipped.batch[ROW] = torch.arange(len(lags))
+        output, metrics, statistics = driver.update_actor(self, config, ProtoAdapter(original, self, batch))
+        line = functools.partial(state_of(self).line, self.config, config)
+        if compat.known_trainer(type(self)).joins_updates:
+            metrics[wire.STATISTICS_METRIC] = Carried((statistics, line))
         else:
-            result = driver.decide_batch(columns, spec, uid=batch.non_tensor_batch.get("uid"), staleness=lags)
-            keep, sums = result.keep, result.sums
-            shipped.batch[KEEP] = keep
-            if result.weights is not None:
-                shipped.batch["rollout_is_weights"] = result.weights
-        shipped.meta_info[HORIZON] = driver.horizon(self.config)
-        output = original(self, shipped)
-        history_of(self.actor_rollout_wg).updates += 1
-        metrics = output.meta_info["metrics"]
-        workers = driver.take_worker_statistics(metrics, "actor/")
-        if keep is not None:
-            driver.check_applied(
-                workers.applied, keep, columns["response_mask"], self.config.actor_rollout_ref.actor.ppo_epochs
-            )
-        statistics, values = driver.conclude(self, spec, sums, workers, columns["response_mask"])
-        metrics.update(values)
-        if known.joins_updates:
-            metrics[STATISTICS_KEY] = Carried((statistics, driver.state_of(self).seen))
+            metrics.update(line(statistics))
         return output
 
     return _update_actor

@@ -10,9 +10,6 @@ import torch
 
 from verl_rollout_corr.maths.inputs import invalid_tokens
 
-ROW = "rollout_corr_row"
-"""The column of bypass mode that numbers the rows of the trainer's batch."""
-
 
 @dataclass(frozen=True)
 class FirstInvalid:
@@ -25,17 +22,24 @@ class FirstInvalid:
     place: torch.Tensor
 
     @classmethod
-    def of(cls, rows: torch.Tensor, train: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor) -> FirstInvalid:
+    def of(
+        cls, rows: torch.Tensor, train_log_probs: torch.Tensor, rollout_log_probs: torch.Tensor, mask: torch.Tensor
+    ) -> FirstInvalid:
         """Of one micro-batch, on its device: `rows` (B,) are the numbers of its rows, the others (B, T)."""
-        bad = invalid_tokens(train, rollout, mask.bool())
+        bad = invalid_tokens(train_log_probs, rollout_log_probs, mask.bool())
         count, width = bad.shape
         position = torch.arange(width, device=bad.device, dtype=torch.float64).expand(count, width)
         number = torch.where(bad, rows.double()[:, None], torch.inf)
-        places = torch.stack([number, position, train.double()], dim=-1).flatten(end_dim=1)
+        places = torch.stack([number, position, train_log_probs.double()], dim=-1).flatten(end_dim=1)
         nowhere = torch.tensor([[torch.inf, 0.0, 0.0]], dtype=torch.float64, device=bad.device)
         places = torch.cat([places, nowhere])
         first = (places[:, 0] * max(width, 1) + places[:, 1]).argmin(dim=0, keepdim=True)
         return cls(places.index_select(0, first)[0])
+
+    @property
+    def found(self) -> bool:
+        """Whether there is one."""
+        return self.place[0].item() != float("inf")
 
     def __add__(self, other: FirstInvalid) -> FirstInvalid:
         return FirstInvalid(torch.where(self.place[0] <= other.place[0], self.place, other.place))

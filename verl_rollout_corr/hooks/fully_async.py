@@ -11,17 +11,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.transport import Carried
-from verl_rollout_corr.maths.sums import Sums
-
-STATISTICS_KEY = "rollout_corr/statistics"
-"""One update's (statistics, floor), carried. Never reaches a tracker."""
+from verl_rollout_corr.hooks.updates import UpdateStatistics, joined
 
 _WINDOW = "_rollout_corr_window"
 
-Window = list[tuple[driver.UpdateStatistics, Sums]]
-"""(statistics, floor) of each update since the last reset."""
+Window = list[tuple[UpdateStatistics, Callable[[UpdateStatistics], dict[str, float]]]]
+"""Of each update since the last reset: its statistics, and what makes a line of the log of them."""
 
 
 def _window(aggregator: Any) -> Window:
@@ -35,7 +32,7 @@ def wrap_add_step_metrics(original: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(original)
     def add_step_metrics(self: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        carried = metrics.get(STATISTICS_KEY)
+        carried = metrics.get(wire.STATISTICS_METRIC)
         if isinstance(carried, Carried):
             _window(self).append(carried.content)
         original(self, metrics, *args, **kwargs)
@@ -51,8 +48,8 @@ def wrap_get_aggregated_metrics(original: Callable[..., dict[str, Any]]) -> Call
         aggregated = original(self, *args, **kwargs)
         window = _window(self)
         if window:
-            _, floor = window[-1]
-            aggregated.update(driver.joined([statistics for statistics, _ in window]).metrics(floor))
+            _, line = window[-1]
+            aggregated.update(line(joined([statistics for statistics, _ in window])))
         return aggregated
 
     return get_aggregated_metrics

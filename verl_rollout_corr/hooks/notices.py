@@ -15,13 +15,14 @@ from verl_rollout_corr.maths.metric_table import PREFIX
 
 
 @dataclass(frozen=True)
-class Update:
-    """One update of the actor: what `config` (verl's whole configuration) and `spec` asked for, what the loss was
-    given, the metrics, and the rows without a response token, `padding` of which verl added itself.
+class Line:
+    """One line of the log, of one update or several: what `run` (verl's whole configuration) and `config` asked for,
+    what the loss was given, the metrics, the rows that verl added itself (`padding`), and the other rows without a
+    response token (`untrainable`).
     """
 
-    config: Any
-    spec: RolloutCorrConfig
+    run: Any
+    config: RolloutCorrConfig
     applied: Applied
     values: Mapping[str, float]
     padding: int = 0
@@ -32,8 +33,8 @@ class Update:
         return self.values[PREFIX + name]
 
 
-def _all_rejected(update: Update) -> str | None:
-    if not update.applied.tokens or update.applied.kept or update.value("invalid_seq_fraction") == 1:
+def _all_rejected(line: Line) -> str | None:
+    if not line.applied.tokens or line.applied.kept or line.value("invalid_seq_fraction") == 1:
         return None
     return (
         "every response token of a batch was rejected: the update is zero. Compare rollout_corr/rollout_rs_*_mean with "
@@ -41,41 +42,41 @@ def _all_rejected(update: Update) -> str | None:
     )
 
 
-def _empty_rank(update: Update) -> str | None:
-    ranks = update.applied.empty_ranks
-    if not ranks or not update.applied.kept:
+def _empty_rank(line: Line) -> str | None:
+    ranks = line.applied.empty_ranks
+    if not ranks or not line.applied.kept:
         return None
     return f"every response token of rank {ranks[0]} was rejected: it adds zero to the gradient, the others train on"
 
 
-def _empty_micro_batch(update: Update) -> str | None:
-    if not update.applied.empty_micro_batches or not update.applied.kept:
+def _empty_micro_batch(line: Line) -> str | None:
+    if not line.applied.empty_micro_batches or not line.applied.kept:
         return None
-    more = update.spec.denominator is Denominator.KEPT
+    more = line.config.denominator is Denominator.KEPT
     return (
-        f"every response token of {update.applied.empty_micro_batches} micro-batches of an update was rejected: they "
+        f"every response token of {line.applied.empty_micro_batches} micro-batches of an update was rejected: they "
         f"add zero to the gradient, and the others weigh {'more' if more else 'no more'} for it (denominator: "
-        f"{update.spec.denominator})"
+        f"{line.config.denominator})"
     )
 
 
-def _padding(update: Update) -> str | None:
-    if not update.padding:
+def _padding(line: Line) -> str | None:
+    if not line.padding:
         return None
     return (
-        f"verl filled a batch up with {update.padding} padding rows: they are in no metric, and train nothing; in the "
+        f"verl filled a batch up with {line.padding} padding rows: they are in no metric, and train nothing; in the "
         "modes seq-mean-* of loss_agg_mode verl counts them as rows"
     )
 
 
-def _untrainable(update: Update) -> str | None:
-    if not update.untrainable:
+def _untrainable(line: Line) -> str | None:
+    if not line.untrainable:
         return None
-    return f"{update.untrainable} rows of a batch have no response token: they are in no metric, and train nothing"
+    return f"{line.untrainable} rows of a batch have no response token: they are in no metric, and train nothing"
 
 
-def _invalid(update: Update) -> str | None:
-    fraction = update.value("invalid_seq_fraction")
+def _invalid(line: Line) -> str | None:
+    fraction = line.value("invalid_seq_fraction")
     if not fraction:
         return None
     return (
@@ -84,12 +85,12 @@ def _invalid(update: Update) -> str | None:
     )
 
 
-def _exact_zeros(update: Update) -> str | None:
+def _exact_zeros(line: Line) -> str | None:
     for side, whose in (("rollout", "the engine"), ("training", "the trainer")):
-        fraction = update.value(f"exact_zero_{side}_fraction")
+        fraction = line.value(f"exact_zero_{side}_fraction")
         if fraction:
             cause = "missing log-probs that were stored as 0.0, or tokens that a framework appended"
-            if side == "rollout" and _truncates(update.config.actor_rollout_ref.rollout):
+            if side == "rollout" and _truncates(line.run.actor_rollout_ref.rollout):
                 cause = "top_p or top_k left one candidate, whose probability is 1 to the engine; or " + cause
             return (
                 f"{fraction:.2%} of the tokens of a batch have the log-prob 0.0 exactly on the side of {whose} only: "
@@ -107,23 +108,23 @@ CLIPPED = 0.2
 """The share of kept tokens that PPO's clip may silence before it is said."""
 
 
-def _clip_spent(update: Update) -> str | None:
+def _clip_spent(line: Line) -> str | None:
     """PPO's clip is around the engine's policy in bypass mode: the gap between the engines uses it up."""
-    fraction = update.value("applied_clipped_fraction")
+    fraction = line.value("applied_clipped_fraction")
     if fraction < CLIPPED:
         return None
     return (
         f"PPO's clip silences {fraction:.0%} of the kept tokens of an update. In bypass mode it is around the engine's "
         "policy, so that the mismatch uses it up, besides what earlier mini-batches changed; the mean of |r - 1| is "
-        f"{update.value('abs_ratio_diff'):.3g}. Take a preset of decoupled mode, or rollout_corr.loss=reinforce, or "
+        f"{line.value('abs_ratio_diff'):.3g}. Take a preset of decoupled mode, or rollout_corr.loss=reinforce, or "
         "widen clip_ratio (rollout_corr/applied_clipped_fraction)"
     )
 
 
-def _no_groups(update: Update) -> str | None:
-    if update.spec.baseline is Baseline.ALL:
+def _no_groups(line: Line) -> str | None:
+    if line.config.baseline is Baseline.ALL:
         return None
-    estimator = update.config.algorithm.adv_estimator
+    estimator = line.run.algorithm.adv_estimator
     if estimator in GROUPED_ESTIMATORS:
         return None
     return (
@@ -132,7 +133,7 @@ def _no_groups(update: Update) -> str | None:
     )
 
 
-NOTICES: dict[str, Callable[[Update], str | None]] = {
+NOTICES: dict[str, Callable[[Line], str | None]] = {
     "all_rejected": _all_rejected,
     "empty_rank": _empty_rank,
     "empty_micro_batch": _empty_micro_batch,
@@ -143,13 +144,13 @@ NOTICES: dict[str, Callable[[Update], str | None]] = {
     "clip_spent": _clip_spent,
     "no_groups": _no_groups,
 }
-"""Every kind, and its message for an update, if there is one."""
+"""Every kind, and its message for a line, if there is one."""
 
 
-def give(update: Update, given: set[str]) -> None:
-    """Prints what this update is the first of its kind for. `given`, the kinds so far, is changed."""
+def give(line: Line, given: set[str]) -> None:
+    """Prints what this line is the first of its kind for. `given`, the kinds so far, is changed."""
     for kind, message_of in NOTICES.items():
-        message = None if kind in given else message_of(update)
+        message = None if kind in given else message_of(line)
         if message is not None:
             given.add(kind)
             print(f"[rollout_corr] warning: {message}", flush=True)

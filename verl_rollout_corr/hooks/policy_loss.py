@@ -7,39 +7,21 @@ configuration imports this module (or fails), and its seams are applied before t
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.workers.config import PolicyLossConfig
 
-from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE
 from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import compat
+from verl_rollout_corr.hooks.configured import config_of_actor, parse_config_json
 from verl_rollout_corr.hooks.seams import TRAINERS
 from verl_rollout_corr.maths import losses
-
-HOOKED_TRAINER = "rollout_corr_trainer"
-"""The entry of the actors' configuration in which the hooked trainer writes its name before it starts them."""
-
-
-@lru_cache(maxsize=8)
-def parse_spec(spec: str) -> RolloutCorrConfig:
-    """The configuration in the JSON text that the resolver wrote. Raises ConfigError if it is not such a text."""
-    try:
-        mapping = json.loads(spec)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"actor_rollout_ref.actor.policy_loss.rollout_corr is written by the preset, found {spec!r}; "
-            "choose a preset with +rollout_corr=NAME instead of setting it by hand"
-        ) from error
-    return parse(mapping)
 
 
 @dataclass
@@ -54,13 +36,13 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
     rollout_corr_trainer: str | None = None
 
     def __post_init__(self) -> None:
-        spec = self.spec
-        if spec.mode is Mode.BYPASS and self.loss_mode != BYPASS_LOSS_MODE:
+        config = self.rollout_corr_config
+        if config.mode is Mode.BYPASS and self.loss_mode != BYPASS_LOSS_MODE:
             raise ConfigError(
                 f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode} with rollout_corr.mode=bypass: the "
                 f"loss of bypass mode is rollout_corr.loss ({', '.join(Loss)}); remove the override of loss_mode"
             )
-        if spec.mode is Mode.DECOUPLED and self.loss_mode == BYPASS_LOSS_MODE:
+        if config.mode is Mode.DECOUPLED and self.loss_mode == BYPASS_LOSS_MODE:
             raise ConfigError(
                 f"actor_rollout_ref.actor.policy_loss.loss_mode={BYPASS_LOSS_MODE} with rollout_corr.mode=decoupled: "
                 "name one of verl's policy losses (vanilla, gspo, ...), or take a bypass preset"
@@ -78,12 +60,12 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
                     "(VERL_USE_EXTERNAL_PLUGINS?), or its trainer is not one of those that the hook knows: "
                     f"{', '.join(trainer.path for trainer in TRAINERS)}"
                 )
-            activity.announce(f"actor{rank}", spec)
+            activity.announce(f"actor{rank}", config)
 
     @property
-    def spec(self) -> RolloutCorrConfig:
+    def rollout_corr_config(self) -> RolloutCorrConfig:
         """The parsed configuration."""
-        return parse_spec(self.rollout_corr)
+        return parse_config_json(self.rollout_corr)
 
 
 def clip_bounds(actor: Any) -> tuple[float, float]:
@@ -109,13 +91,13 @@ def bypass_policy_loss(
     Shapes: (B, T) all; `old_log_prob` is log mu. Returns the scalar loss and no metrics (the seam sends the sums).
     Raises HookError if the ppo_loss seam is not in force, since nothing would be rejected then.
     """
-    spec = getattr(config.policy_loss, "spec", None)
-    if spec is None:
+    ours = config_of_actor(config)
+    if ours is None:
         raise HookError(
             f"policy_loss.loss_mode={BYPASS_LOSS_MODE} without a preset: start the run with "
             "+rollout_corr=bypass_ppo_clip or another preset"
         )
-    if spec.loss is Loss.REINFORCE:
+    if ours.loss is Loss.REINFORCE:
         per_token = losses.reinforce(log_prob, rollout_is_weights, advantages)
     else:
         low, high = clip_bounds(config)

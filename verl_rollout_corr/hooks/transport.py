@@ -13,15 +13,6 @@ from typing import Any
 
 import numpy as np
 
-SUMS_KEY = "rollout_corr/sums"
-"""Bypass mode: the micro-batch's `Sums`. Never reaches a tracker."""
-
-FIRST_INVALID_KEY = "rollout_corr/first_invalid"
-"""Bypass mode with `invalid: error`: the micro-batch's `FirstInvalid`. Never reaches a tracker."""
-
-APPLIED_KEY = "rollout_corr/applied"
-"""Both modes: the micro-batch's `Applied`. Never reaches a tracker."""
-
 
 class Carried:
     """A value with `+`, on its way through code that averages.

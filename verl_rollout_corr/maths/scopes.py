@@ -113,7 +113,8 @@ class Layout:
         if self.offsets is None or self.lengths is None:
             return padded
         inside = torch.arange(padded.shape[1], device=padded.device) < self.lengths[:, None]
-        return torch.nested.nested_tensor_from_jagged(padded[inside], self.offsets)
+        # Without the longest row's length, torch pads the answer to the length of all rows together.
+        return torch.nested.nested_tensor_from_jagged(padded[inside], self.offsets, max_seqlen=padded.shape[1])
 
 
 def row_offsets(jagged: Tensor) -> Tensor:

@@ -1,0 +1,84 @@
+"""What updates of the actor leave behind on the trainer, and how a line of its log is made of them."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.hooks import notices
+from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.maths.metric_table import PREFIX
+from verl_rollout_corr.maths.metrics import finalize, staleness_share
+from verl_rollout_corr.maths.sums import Sums
+
+
+@dataclass(frozen=True)
+class UpdateStatistics:
+    """One update or several: `+` joins them, and only what is joined becomes metrics.
+
+    `untrainable` rows have no response token, besides `padding` rows that verl added itself.
+    """
+
+    sums: Sums
+    applied: Applied
+    padding: int = 0
+    untrainable: int = 0
+
+    def __add__(self, other: UpdateStatistics) -> UpdateStatistics:
+        return UpdateStatistics(
+            self.sums + other.sums,
+            self.applied + other.applied,
+            self.padding + other.padding,
+            self.untrainable + other.untrainable,
+        )
+
+    def metrics(self, run_sums: Sums) -> dict[str, float]:
+        """The values of these updates; `run_sums` holds the run's rows of lag 0 so far."""
+        values = finalize(self.sums)
+        tokens, kept = self.applied.tokens, self.applied.kept
+        values[PREFIX + "applied_kept_fraction"] = kept / tokens if tokens else 0.0
+        values[PREFIX + "applied_clipped_fraction"] = self.applied.clipped / kept if kept else 0.0
+        values[PREFIX + "applied_weight"] = self.applied.weight_sum / tokens if tokens else 0.0
+        values[PREFIX + "staleness_share"] = staleness_share(self.sums, run_sums)
+        return values
+
+
+def joined(parts: Sequence[UpdateStatistics]) -> UpdateStatistics:
+    """The statistics of one or more updates as one."""
+    return functools.reduce(operator.add, parts)
+
+
+@dataclass
+class TrainerState:
+    """What a trainer remembers between updates; lives on the trainer object."""
+
+    run_sums: Sums | None = None
+    """Of every update so far; its rows of lag 0 tell how large the mismatch is at equal weights."""
+    waiting: list[UpdateStatistics] = field(default_factory=list)
+    """V1: the updates of the line that is being made."""
+    notices_given: set[str] = field(default_factory=set)
+
+    def take(self, statistics: UpdateStatistics) -> None:
+        """Remembers an update."""
+        self.run_sums = statistics.sums if self.run_sums is None else self.run_sums + statistics.sums
+
+    def line(self, run: Any, config: RolloutCorrConfig, statistics: UpdateStatistics) -> dict[str, float]:
+        """The metrics of one line of the log, from its joined updates; warns of what is the first of its kind."""
+        assert self.run_sums is not None  # `take` comes first
+        values = statistics.metrics(self.run_sums)
+        notices.give(
+            notices.Line(run, config, statistics.applied, values, statistics.padding, statistics.untrainable),
+            self.notices_given,
+        )
+        return values
+
+
+def state_of(trainer: Any) -> TrainerState:
+    """The state on this trainer, made on first use."""
+    if not hasattr(trainer, "_rollout_corr_state"):
+        trainer._rollout_corr_state = TrainerState()
+    return trainer._rollout_corr_state

@@ -1,0 +1,55 @@
+"""Every name under which something of ours crosses a process, once: columns, entries beside them, metric keys, and the
+entries of verl's configuration.
+"""
+
+from __future__ import annotations
+
+# Columns of a batch, one entry per row or per response token.
+
+KEEP = "rollout_corr_keep"
+"""Decoupled mode, (B, T): the trainer's decision, 1 where training may use the token."""
+
+WEIGHTS = "rollout_is_weights"
+"""Decoupled mode, (B, T) float32: the weights, under the name that verl's losses read."""
+
+STALENESS = "rollout_corr_staleness"
+"""Bypass mode, (B,) int64: how many published versions old the weights were that sampled the row; -1 unknown."""
+
+ROW = "rollout_corr_row"
+"""(B,) int64: the number of the row in the trainer's batch."""
+
+VOTES = "rollout_corr_row_kept"
+"""(B,) bool: with `baseline: kept`, the rows that vote in their group's baseline."""
+
+# Entries beside the columns, one per batch.
+
+HORIZON = "rollout_corr_horizon"
+"""The longest response that the run allows, in tokens: what `seq-mean-token-sum-norm` divides by."""
+
+KEPT_TOKENS = "rollout_corr_kept_tokens"
+"""With `denominator: kept`, the kept tokens of the mini-batch over all ranks."""
+
+KEPT_SEQUENCES = "rollout_corr_kept_sequences"
+"""With `denominator: kept`, the rows of the mini-batch with a kept token, over all ranks."""
+
+# Metrics that carry more than a number. None reaches a tracker.
+
+APPLIED_METRIC = "rollout_corr/applied"
+"""Both modes: the micro-batch's `Applied`."""
+
+SUMS_METRIC = "rollout_corr/sums"
+"""Bypass mode: the micro-batch's `Sums`."""
+
+FIRST_INVALID_METRIC = "rollout_corr/first_invalid"
+"""Bypass mode with `invalid: error`: the micro-batch's `FirstInvalid`."""
+
+STATISTICS_METRIC = "rollout_corr/statistics"
+"""fully_async: one update's `UpdateStatistics`, on its way to the aggregator."""
+
+# Entries of verl's configuration.
+
+CONFIG_JSON = "rollout_corr"
+"""In the actors' `policy_loss` node and the trainers' `rollout_correction` node: our configuration, as JSON text."""
+
+HOOKED_TRAINER = "rollout_corr_trainer"
+"""In the actors' `policy_loss` node: the hooked trainer writes its name there before it starts them."""
