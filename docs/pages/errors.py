@@ -95,7 +95,7 @@ _HOOK: tuple[Callable[[], object], ...] = (
     lambda: is_switched_on(OmegaConf.create(_RESOLVED)),
     lambda: check_switched_on({"rollout_corr": {"weights": {"level": "token"}}, "algorithm": {}}),
     lambda: known_trainer(type("MyTrainer", (), {"__module__": "my_recipe"})),
-    lambda: driver.take_worker_statistics({}, "actor/"),
+    lambda: driver.take_worker_statistics({}),
 )
 
 

@@ -28,7 +28,7 @@ from verl_rollout_corr.maths.correction import correct
 from verl_rollout_corr.maths.inputs import check_valid, invalid_tokens
 from verl_rollout_corr.maths.metric_table import PREFIX
 from verl_rollout_corr.maths.metrics import finalize
-from verl_rollout_corr.maths.scopes import to_padded
+from verl_rollout_corr.maths.scopes import row_offsets, to_padded
 from verl_rollout_corr.maths.sums import Sums
 
 _BY_WORKERS = "actor/"
@@ -55,7 +55,9 @@ class TrainerBatch:
 
     @property
     def rollout_log_probs(self) -> Tensor:
-        """The engine's log mu. Raises InputError for a row with too few or too many, MissingRolloutLogProbsError for none."""
+        """The engine's log mu. Raises InputError for a row with too few or too many, MissingRolloutLogProbsError if
+        there are none.
+        """
         found = self.columns.get("rollout_log_probs")
         if found is None:
             raise missing_rollout_log_probs()
@@ -158,7 +160,7 @@ def tokens_of_rows(mask: Tensor) -> Tensor:
         return mask.bool().sum(dim=1)
     mask = mask.contiguous()
     before = torch.nn.functional.pad(mask.values().bool().long().cumsum(dim=0), (1, 0))
-    return before[mask.offsets()].diff()
+    return before[row_offsets(mask)].diff()
 
 
 @dataclass(frozen=True)

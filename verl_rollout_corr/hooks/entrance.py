@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
+from verl_rollout_corr.maths.scopes import row_offsets
 
 
 def missing_rollout_log_probs() -> MissingRolloutLogProbsError:
@@ -20,8 +21,7 @@ def missing_rollout_log_probs() -> MissingRolloutLogProbsError:
 
 def row_lengths(column: torch.Tensor) -> list[int]:
     """The number of tokens of each row of a jagged column."""
-    offsets = column.offsets()  # type: ignore[operator]  # torch's types do not know jagged tensors
-    return offsets.diff().tolist()
+    return row_offsets(column).diff().tolist()
 
 
 def check_lengths(log_probs: Sequence[int], tokens: Sequence[int]) -> None:

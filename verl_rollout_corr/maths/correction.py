@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -35,13 +36,16 @@ class Correction:
         `normalize: batch`.
     keep: the mask's dtype; 1 where training may use the token.
     sums: additive statistics; `finalize(a.sums + b.sums)` are the metrics of the joined batch.
-    metrics: `finalize(sums)`.
     """
 
     weights: Tensor | None
     keep: Tensor
     sums: Sums
-    metrics: dict[str, float]
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """`finalize(sums)`, computed when it is first read: whoever joins sums has no use for it."""
+        return finalize(self.sums)
 
 
 def decide(
@@ -150,5 +154,4 @@ def correct(
         weights=None if decision.weights is None else batch.layout.answer(decision.weights),
         keep=batch.layout.answer(decision.keep.to(batch.keep_dtype)),
         sums=decision.sums,
-        metrics=finalize(decision.sums),
     )
