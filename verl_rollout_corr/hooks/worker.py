@@ -64,8 +64,8 @@ def _required(columns: Mapping[str, Tensor], name: str, consequence: str) -> Ten
     """A column that the hooked trainer ships."""
     if name not in columns:
         raise HookError(
-            f"rollout_corr: the actor's batch has no column {name}, so the trainer's process {consequence}: the plug-in "
-            "is not installed or not loaded there (VERL_USE_EXTERNAL_PLUGINS?), or the trainer is not supported"
+            f"rollout_corr: the actor's batch has no column {name}, so the trainer's process {consequence}: the "
+            "plug-in is not installed or not loaded there (VERL_USE_EXTERNAL_PLUGINS?), or the trainer is not supported"
         )
     return columns[name]
 
