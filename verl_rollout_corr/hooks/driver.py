@@ -21,6 +21,7 @@ from verl_rollout_corr.hooks import activity, compat, wire
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.entrance import check_lengths, missing_rollout_log_probs, row_lengths
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid
+from verl_rollout_corr.hooks.seams import Trainer
 from verl_rollout_corr.hooks.transport import gather
 from verl_rollout_corr.hooks.updates import UpdateStatistics, state_of
 from verl_rollout_corr.hooks.weight_versions import history_of
@@ -254,7 +255,7 @@ def horizon(run: Any) -> int:
     return int(run.actor_rollout_ref.rollout.response_length)
 
 
-def _updates_behind_train(trainer: Any, config: RolloutCorrConfig, known: compat.Trainer) -> int:
+def _updates_behind_train(trainer: Any, config: RolloutCorrConfig, known: Trainer) -> int:
     """How many updates pi_train had seen: pi_old's in decoupled mode, the current policy's in bypass mode."""
     history = history_of(trainer.actor_rollout_wg)
     if config.mode is Mode.DECOUPLED and known.restores_old_policy:
