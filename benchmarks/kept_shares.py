@@ -2,10 +2,11 @@
 
 Writes `verl_rollout_corr/report/kept_shares.json`, which `explain`, the report and docs/choosing.md read.
 
-The batch: response tokens whose probability under the engine is mostly near 1 (70 % of the tokens above 0.9), as those of
-an LLM are. The trainer's logits differ by noise, so that l = (1 - mu) * scale * z, the first order of a softmax. z is
+The batch: response tokens whose probability under the engine is mostly near 1 (70 % of the tokens above 0.9), as those
+of an LLM are. The trainer's logits differ by noise, so that l = (1 - mu) * scale * z, to first order. z is
 normal (`gaussian`), or normal with a scale ten times larger for 2 % of the tokens (`heavy`). `scale` is chosen so that
-the mean of k3 is the one in the table. l is centred so that E_mu[r] = 1 for each token. Advantages are +1 or -1 by row, at random.
+the mean of k3 is the one in the table. l is centred so that E_mu[r] = 1 for each token. Advantages are +1 or -1 by row,
+at random.
 """
 
 from __future__ import annotations

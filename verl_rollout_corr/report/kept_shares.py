@@ -11,9 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class KeptShare:
-    """Of a simulated batch with mean k3 `k3`: the shares of tokens and sequences that train, and the effective sample size
-    of the weights.
-    """
+    """Of a simulated batch with mean k3 `k3`: the shares of tokens and sequences that train, and the weights' ESS."""
 
     noise: str
     length: int

@@ -67,7 +67,7 @@ def log_axis(label: str, values: Sequence[float], floor: float = 1e-12) -> Axis:
     positive = [value for value in values if value > floor and math.isfinite(value)] or [1e-6]
     low, high = 10 ** math.floor(math.log10(min(positive))), 10 ** math.ceil(math.log10(max(positive)))
     if high / low < 100:
-        low, high = low / 3, high * 3
+        low /= 10
     return Axis(label, low, high, log=True)
 
 
