@@ -73,9 +73,11 @@ def shares(
 
 def main() -> None:
     """Compute the table and write it."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", nargs="*", help="compute these only, and keep what the file says of the others")
+    only = parser.parse_args().presets
     generator = torch.Generator().manual_seed(0)
-    configs = {name: load_preset(name) for name in preset_names()}
+    configs = {name: load_preset(name) for name in only or preset_names()}
     table: dict[str, dict[str, dict[str, list[dict[str, float]]]]] = {
         name: {noise: {} for noise in NOISES} for name in configs
     }
@@ -88,12 +90,14 @@ def main() -> None:
                     row = table[name][noise].setdefault(str(length), [])
                     row.append(shares(config, train, rollout, signs))
             print(f"length {length}, {noise}", flush=True)
+    if only:
+        table = json.loads(TARGET.read_text(encoding="utf-8"))["presets"] | table
     document = {
         "k3": LEVELS,
         "lengths": LENGTHS,
         "tokens": TOKENS,
         "model": __doc__.split("The batch: ")[1],
-        "presets": table,
+        "presets": dict(sorted(table.items())),
     }
     TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {TARGET.name}")

@@ -29,10 +29,10 @@ NOUNS: dict[Scope, str] = {
 }
 """What a unit of each scope is called."""
 
-_CONDITIONS: dict[str, str] = {
+_CONDITIONS: dict[When, str] = {
     When.NEGATIVE_ADVANTAGE: "its mean advantage is below 0",
     When.POSITIVE_ADVANTAGE: "its mean advantage is above 0",
-    "outward": "the update would push it further from the engine's policy",
+    When.OUTWARD: "the update would push it further from the engine's policy",
 }
 
 
