@@ -12,18 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+"""Numbers."""
 Counts = NDArray[np.int64]
+"""Counts, steps, lags and ids."""
 
 PROBABILITY_EDGES: Floats = np.array([0.0, 0.01, 0.1, 0.5, 0.9, 1.0 + 1e-9])
 """Bins of mu(a_t), those of the metrics `by_prob`."""
 PROBABILITY_LABELS = ("below 0.01", "0.01 to 0.1", "0.1 to 0.5", "0.5 to 0.9", "above 0.9")
+"""What the bins of mu(a_t) are called."""
 SCATTER_EDGES: Floats = np.linspace(-12.0, 0.0, 49)
 """Edges of both axes of the scatter, log-probs; what is below is in the first bin."""
 RATIO_EDGES: Floats = np.concatenate([-np.geomspace(8, 1e-5, 49), [0.0], np.geomspace(1e-5, 8, 49)])
 """Edges of the histogram of l."""
 POSITION_EDGES: Floats = np.concatenate([[0], np.geomspace(1, 131072, 35).round()])
+"""Edges of the bins of the position in the response."""
 LENGTH_EDGES: Floats = np.concatenate([[1], np.geomspace(2, 131072, 18).round()])
+"""Edges of the bins of the response length."""
 WEIGHT_EDGES: Floats = np.concatenate([[0.0], np.geomspace(1e-3, 20, 41)])
+"""Edges of the histogram of the weights; the first bin holds weights of 0 too."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,9 @@ class WorstRow:
 
 
 WORST = 8
+"""How many sequences are shown token by token."""
 SHOWN_TOKENS = 160
+"""How many tokens of each, around the largest |l|."""
 
 
 @dataclass

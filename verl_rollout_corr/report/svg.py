@@ -11,6 +11,7 @@ WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 40
 
 Scale = Callable[[float], float]
+"""From a value to a place in the drawing."""
 
 
 @dataclass(frozen=True)
