@@ -109,6 +109,7 @@ SOURCE = '''
 LIMIT = 1
 KNOWN = 2
 """Said."""
+ROW = Row("name", "what it is")
 _private = 3
 def function(): ...
 def _hidden(): ...
@@ -130,6 +131,6 @@ def test_a_public_name_without_a_docstring_is_noticed(build: ModuleType, tmp_pat
         "__init__.py:1 module",
         "__init__.py:1 X",
         "module.py:3 LIMIT",
-        "module.py:7 function",
-        "module.py:11 Thing.method",
+        "module.py:8 function",
+        "module.py:12 Thing.method",
     ]

@@ -137,6 +137,15 @@ class Invalid(_Word):
     """Its sequence is rejected, and counted in `invalid_seq_fraction`."""
 
 
+class Metrics(_Word):
+    """Which metrics are computed."""
+
+    ALL = "all"
+    """Every one."""
+    CORE = "core"
+    """All but the bins (by probability, position and staleness), whose sums are not computed either."""
+
+
 @dataclass(frozen=True)
 class StatInfo:
     """One row of the table of statistics."""
@@ -333,6 +342,7 @@ class RolloutCorrConfig:
     denominator: Denominator = Denominator.ALL
     baseline: Baseline = Baseline.ALL
     invalid: Invalid = Invalid.ERROR
+    metrics: Metrics = Metrics.ALL
     dump: Dump = field(default=Dump(), compare=False)
     presets: tuple[str, ...] = field(default=(), compare=False)  # names as given, for the start-up line only
 

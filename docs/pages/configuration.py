@@ -45,6 +45,7 @@ _KEYS: dict[str, tuple[type[Enum] | str, str]] = {
     "denominator": (grammar.Denominator, ""),
     "baseline": (grammar.Baseline, ""),
     "invalid": (grammar.Invalid, ""),
+    "metrics": (grammar.Metrics, ""),
     "dump.dir": (
         "a path, or null",
         "Where each update of the actor is written, as Parquet: [dumps](../dump.md). null: nowhere.",

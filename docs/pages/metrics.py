@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
 
 from pages.markdown import code, page, sentences, table
-from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.maths import metrics
-from verl_rollout_corr.maths.collection import POSITION_BINS, PROBABILITY_BINS, STALENESS_BINS
-from verl_rollout_corr.maths.metric_table import METRICS, PREFIX, MetricInfo
-from verl_rollout_corr.maths.metrics import finalize
-from verl_rollout_corr.maths.sums import Sums
+from verl_rollout_corr.maths.bins import BINS
+from verl_rollout_corr.maths.metrics import METRICS, PREFIX
+from verl_rollout_corr.maths.sum_table import Family
 
-_CRITERION = "seq_mean_k3"
-_BIN = "by_prob/0_0.01"
-_GROUPS: tuple[tuple[str, Mapping[str, Any]], ...] = (
-    ("Always", {}),
-    ("For each criterion", {"reject": {_CRITERION: {"upper": 0.01}}}),
-    ("With weights", {"weights": {"level": "token"}}),
-)
-_HOOK = "From a run of verl"
-_BINS = "In bins"
+_TITLES: Mapping[Family, str] = {
+    Family.BATCH: "Always",
+    Family.CRITERION: "For each criterion",
+    Family.LAG: "With the criterion lag",
+    Family.WEIGHTS: "With weights",
+    Family.BIN: "In bins",
+    Family.RUN: "From a run of verl",
+}
 _INTRODUCTION = f"""
 All names start with `{PREFIX}`, left out below. l = log pi_train - log mu of a response token, r = exp(l); a_i and b_i
 are the means of log pi_train and of log mu over sequence i. Tokens with log pi_train = -inf have no l and are left out
@@ -38,47 +34,30 @@ over nothing is 0. Rows without a response token count nowhere; invalid rows (`i
 def render() -> str:
     """The page."""
     parts: list[str] = []
-    for title, rows in _grouped().items():
+    for family, title in _TITLES.items():
         parts.append(f"## {title}")
-        if title == _BINS:
+        if family is Family.BIN:
             parts.append(_bins())
         parts.append(
             table(
                 ["metric", "is", "range", "says", "source"],
-                ([code(row.name), row.formula, row.range, row.meaning, row.source] for row in rows),
+                (
+                    [code(row.name), row.definition, row.range, row.meaning, row.source]
+                    for row in METRICS
+                    if row.family is family
+                ),
             )
         )
     return page(
         "Metrics",
-        "metric_table.METRICS",
+        "metrics.METRICS",
         _INTRODUCTION,
         *parts,
         f"`staleness_share`: {sentences(inspect.getdoc(metrics.staleness_share) or '')}",
     )
 
 
-def _grouped() -> dict[str, list[MetricInfo]]:
-    """The rows under the configuration that emits them, as a run of `finalize` over nothing shows."""
-    groups: dict[str, list[MetricInfo]] = {title: [] for title, _ in _GROUPS} | {_BINS: [], _HOOK: []}
-    emitted = {title: finalize(Sums.zero(parse(config))) for title, config in _GROUPS}
-    for row in METRICS:
-        name = PREFIX + row.name.format(name=_CRITERION, bin=_BIN)
-        title = next((title for title, names in emitted.items() if name in names), _HOOK)
-        groups[_BINS if "{bin}" in row.name else title].append(row)
-    return groups
-
-
 def _bins() -> str:
-    kinds = (
-        ("by_prob", PROBABILITY_BINS, "mu(a_t), from the edge named first up to the one named second"),
-        ("by_position", POSITION_BINS, "the number of response tokens before the token in its row"),
-        (
-            "by_staleness",
-            STALENESS_BINS,
-            "published versions of the weights between those that sampled the row and the trainer's",
-        ),
-    )
-    return "`{bin}` is one of:\n\n" + table(
-        ["bins", "of"],
-        ([", ".join(code(f"{kind}/{label}") for label in labels), meaning] for kind, labels, meaning in kinds),
+    return "With `metrics: all`. `{bin}` is one of:\n\n" + table(
+        ["bins", "of"], ([", ".join(map(code, bins.names)), bins.of] for bins in BINS)
     )

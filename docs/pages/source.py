@@ -38,7 +38,7 @@ def public_names(path: Path, package: Path = PACKAGE) -> Iterator[Name]:
             yield from _definition(where, node)
         for target in _targets(node):
             if not target.startswith("_") and not target.islower():
-                yield Name(where, node.lineno, target, target, _string(after))
+                yield Name(where, node.lineno, target, target, _string(after) or _row(node))
 
 
 def undocumented(package: Path = PACKAGE) -> list[str]:
@@ -85,6 +85,15 @@ def _string(node: ast.stmt | None) -> str | None:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return node.value.value
     return None
+
+
+def _row(node: ast.stmt) -> str | None:
+    """What a row of a table says of itself: `SEQS = _batch("seq/n", "1 over sequences")` needs no string under it."""
+    call = node.value if isinstance(node, ast.Assign) else None
+    if not isinstance(call, ast.Call) or len(call.args) < 2:
+        return None
+    said = call.args[1]
+    return said.value if isinstance(said, ast.Constant) and isinstance(said.value, str) else None
 
 
 def _targets(node: ast.stmt) -> list[str]:

@@ -193,9 +193,9 @@ def test_case_20_a_missing_log_prob_stored_as_zero() -> None:
     found = ask((train, rollout, mask), {"reject": {"seq_max_k1": {"lower": 1e-4}}})
     assert found.keep[:, 0].tolist() == [1, 0]
     assert metric(found, "exact_zero_rollout_fraction") == 0.5
-    assert metric(found, "exact_zero_training_fraction") == 0.0
+    assert metric(found, "exact_zero_train_fraction") == 0.0
     turned = ask((rollout, train, mask))
-    assert metric(turned, "exact_zero_training_fraction") == 0.5
+    assert metric(turned, "exact_zero_train_fraction") == 0.5
     assert metric(found, "rollout_rs_seq_max_k1_min") == pytest.approx(math.exp(-10.8))
     assert metric(found, "log_ppl_diff_max") == pytest.approx(10.8)
 

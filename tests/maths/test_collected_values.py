@@ -12,8 +12,8 @@ from torch import Tensor
 from verl_rollout_corr import Sums, correct, finalize
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.grammar import CRITERION_NAMES, LEVELS, STATS, Scope, criterion_words
-from verl_rollout_corr.maths.collection import POSITION_BINS, PROBABILITY_BINS, STALENESS_BINS
-from verl_rollout_corr.maths.metric_table import METRICS, PREFIX
+from verl_rollout_corr.maths.bins import BINS, Bins
+from verl_rollout_corr.maths.metrics import METRICS, PREFIX
 
 # pi and mu of two sequences, of three and one tokens, beside an empty row and padding: r = 1.25, .5, 1 and .5.
 PI = [[0.5, 0.2, 0.9], [0.3]]
@@ -84,14 +84,11 @@ def test_rejection_by_hand() -> None:
     assert {name: found[name] for name in want} == pytest.approx(want, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("group", "labels"),
-    [("by_prob", PROBABILITY_BINS), ("by_position", POSITION_BINS), ("by_staleness", STALENESS_BINS)],
-)
-def test_bins_partition_the_tokens(group: str, labels: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("bins", BINS, ids=lambda bins: bins.kind)
+def test_bins_partition_the_tokens(bins: Bins) -> None:
     """Shares add to 1, and the values weighted by them to the metric of the whole."""
     found = metrics(staleness=torch.tensor([2, 9, 0]))
-    shares = [found[f"{group}/{label}/fraction"] for label in labels]
+    shares = [found[f"{name}/fraction"] for name in bins.names]
     assert math.fsum(shares) == pytest.approx(1.0)
     log_ratios = [math.log(r) for r in (1.25, 0.5, 1.0, 0.5)]
     whole = {
@@ -101,7 +98,7 @@ def test_bins_partition_the_tokens(group: str, labels: tuple[str, ...]) -> None:
         "abs_log_ratio": math.fsum(map(abs, log_ratios)) / 4,
     }
     for name, value in whole.items():
-        values = [found[f"{group}/{label}/{name}"] for label in labels]
+        values = [found[f"{member}/{name}"] for member in bins.names]
         assert math.fsum(s * v for s, v in zip(shares, values, strict=True)) == pytest.approx(value, rel=1e-12)
 
 

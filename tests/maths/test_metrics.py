@@ -12,20 +12,10 @@ import torch
 from verl_rollout_corr import correct, finalize
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.grammar import CRITERION_NAMES, LEVELS, STATS, Scope, criterion_words
-from verl_rollout_corr.maths.collection import POSITION_BINS, PROBABILITY_BINS, STALENESS_BINS
-from verl_rollout_corr.maths.metric_table import METRICS, PREFIX
-from verl_rollout_corr.maths.metrics import staleness_share
+from verl_rollout_corr.maths.bins import BIN_NAMES
+from verl_rollout_corr.maths.metrics import METRICS, PREFIX, fresh_k3, staleness_share
 from verl_rollout_corr.maths.sums import Sums
 
-BINS = {
-    f"{group}/{label}"
-    for group, labels in (
-        ("by_prob", PROBABILITY_BINS),
-        ("by_position", POSITION_BINS),
-        ("by_staleness", STALENESS_BINS),
-    )
-    for label in labels
-}
 # What the trainer and the workers add in a run of verl; tests/hooks look at these.
 BY_THE_HOOK = {"staleness_share", "applied_kept_fraction", "applied_weight", "applied_clipped_fraction"}
 
@@ -49,7 +39,7 @@ def described() -> set[str]:
         PREFIX + row.name.format(name=name, bin=bin_)
         for row in METRICS
         for name in (CRITERION_NAMES if "{name}" in row.name else [""])
-        for bin_ in (BINS if "{bin}" in row.name else [""])
+        for bin_ in (BIN_NAMES if "{bin}" in row.name else [""])
     }
 
 
@@ -74,7 +64,9 @@ def test_every_row_says_what_it_is() -> None:
     names = [row.name for row in METRICS]
     assert len(names) == len(set(names))
     for row in METRICS:
-        assert row.formula, row.name
+        assert row.definition, row.name
+        assert row.meaning and row.source, row.name
+        assert bool(row.sums) == (row.formula is not None), row.name
         assert re.fullmatch(r"[\[(]-?(\d|inf|e).*, .*[\])]|as the statistic", row.range), row.name
 
 
@@ -157,16 +149,36 @@ def test_the_correlation_of_the_probabilities() -> None:
 
 
 def test_the_share_of_staleness() -> None:
-    """k3 of .02 over all rows and of .005 at lag 0: three quarters are staleness."""
+    """k3 of .035 in a stale row, of which the engine alone makes .005, beside .005 in a fresh one: .03 of .04."""
     fresh, stale = math.sqrt(2 * 0.005), math.sqrt(2 * 0.035)
     rows = ask([[fresh], [stale]], staleness=torch.tensor([0, 1]))
-    floor = rows.metrics[f"{PREFIX}noise_floor_k3_kl"]
-    assert floor == rows.metrics[f"{PREFIX}by_staleness/lag_0/k3_kl"] == pytest.approx(0.005, rel=0.05)
-    assert staleness_share(rows.sums, rows.sums) == pytest.approx(1 - floor / rows.metrics[f"{PREFIX}k3_kl"])
-    unknown = ask([[fresh]])
-    assert staleness_share(unknown.sums, unknown.sums) == 0.0  # no row of lag 0 to compare with
-    assert staleness_share(ask([[0.0]]).sums, rows.sums) == 0.0
-    assert staleness_share(ask([[fresh]]).sums, ask([[2.0]], staleness=torch.tensor([0])).sums) == 0.0
+    floor = fresh_k3(rows.sums)
+    assert floor == rows.metrics[f"{PREFIX}noise_floor_k3_kl"] == rows.metrics[f"{PREFIX}by_staleness/lag_0/k3_kl"]
+    assert floor == pytest.approx(0.005, rel=0.05)
+    assert staleness_share(rows.sums, floor) == pytest.approx(0.75, rel=0.05)
+    assert staleness_share(rows.sums, None) == 0.0  # no row of lag 0 to compare with
+    assert staleness_share(rows.sums, 1.0) == 0.0  # the stale rows are no worse
+    assert staleness_share(ask([[0.0]]).sums, 0.005) == 0.0
+    for lags in ([0, 0], [-1, -1], None):
+        staleness = None if lags is None else torch.tensor(lags)
+        assert staleness_share(ask([[fresh], [stale]], staleness=staleness).sums, 0.0) == 0.0
+    assert fresh_k3(ask([[fresh]]).sums) is None
+
+
+@pytest.mark.parametrize("word", ["all", "core"])
+def test_core_keeps_what_staleness_is_computed_from(word: str) -> None:
+    """The noise floor and the share are the same without bins."""
+    rows = ask([[0.1], [0.3]], {"metrics": word}, staleness=torch.tensor([0, 2]))
+    assert rows.metrics[f"{PREFIX}noise_floor_k3_kl"] == pytest.approx(math.expm1(0.1) - 0.1, rel=1e-12)
+    assert staleness_share(rows.sums, 0.0) == pytest.approx(
+        (math.expm1(0.3) - 0.3) / (math.expm1(0.3) - 0.3 + math.expm1(0.1) - 0.1), rel=1e-12
+    )
+
+
+def test_core_is_all_without_the_bins() -> None:
+    """The same values under the same names."""
+    every, core = (ask([[0.1, -2.0], [0.3]], {**everything(), "metrics": word}).metrics for word in ("all", "core"))
+    assert core == {name: value for name, value in every.items() if not name.startswith(f"{PREFIX}by_")}
 
 
 def test_infinite_statistics_do_not_spoil_the_rest() -> None:
@@ -174,10 +186,18 @@ def test_infinite_statistics_do_not_spoil_the_rest() -> None:
     train, rollout = torch.tensor([[-math.inf, -1.0]]), torch.tensor([[-1.0, -1.1]])
     metrics = correct(train, rollout, torch.ones(1, 2), {"weights": {"level": "token"}}).metrics
     infinite = {name.removeprefix(PREFIX) for name, value in metrics.items() if math.isinf(value)}
-    assert infinite == {"k3_kl", "by_prob/0.1_0.5/k3_kl", "by_position/0_15/k3_kl", "by_staleness/unknown/k3_kl"}
+    assert infinite == {
+        "k3_kl",
+        "by_prob/0.1_0.5/k3_kl",
+        "by_position/0_15/k3_kl",
+        "by_staleness/unknown/k3_kl",
+        "log_ratio_p01",
+        "log_ratio_p50",
+        "abs_log_ratio_p90",
+        "abs_log_ratio_p99",
+    }
     assert not any(math.isnan(value) for value in metrics.values())
-    both = staleness_share(
-        correct(train, rollout, torch.ones(1, 2), {}).sums,
-        correct(train, rollout, torch.ones(1, 2), {}, staleness=torch.tensor([0])).sums,
-    )
-    assert both == 0.0
+    for lags in ([0], [3]):
+        again = correct(train, rollout, torch.ones(1, 2), {}, staleness=torch.tensor(lags)).sums
+        assert math.isfinite(staleness_share(again, 0.0))
+        assert fresh_k3(again) in (None, pytest.approx((math.expm1(0.1) - 0.1) / 2, rel=1e-5))

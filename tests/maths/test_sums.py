@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pickle
 
@@ -12,20 +13,31 @@ from hypothesis import strategies as st
 
 from verl_rollout_corr import InputError, Sums, correct, finalize
 from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.maths.sum_table import Layout
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3)
 
 
-def sums(*values: float) -> Sums:
-    """Two totals and a maximum."""
-    a, b, c = (torch.tensor(value, dtype=torch.float64) for value in values)
-    return Sums.of({"a": a, "b": b}, {"c": c})
+BARE = Layout(criteria=(), weights=False, bins=False)
 
 
-def test_totals_add_and_maxima_are_the_largest() -> None:
+def sums(total: float, maximum: float, count: float) -> Sums:
+    """The same in every entry of a kind."""
+    return Sums(
+        BARE,
+        torch.full((len(BARE.totals),), total, dtype=torch.float64),
+        torch.full((len(BARE.maxima),), maximum, dtype=torch.float64),
+        torch.full((388,), int(count)),
+    )
+
+
+def test_totals_and_counts_add_and_maxima_are_the_largest() -> None:
     """By hand."""
-    both = sums(1.0, 2.0, 3.0) + sums(10.0, 20.0, -30.0)
-    assert both.to_host() == ({"a": 11.0, "b": 22.0}, {"c": 3.0})
+    both = sums(1.0, 3.0, 2) + sums(10.0, -30.0, 20)
+    host = both.to_host()
+    assert {host.numbers[name] for name in BARE.totals} == {11.0}
+    assert {host.numbers[name] for name in BARE.maxima} == {3.0}
+    assert set(host.counts) == {22}
 
 
 @given(numbers, numbers)
@@ -37,7 +49,7 @@ def test_commutative(a: list[float], b: list[float]) -> None:
 @given(numbers)
 def test_the_neutral_element(a: list[float]) -> None:
     """0 for totals, minus infinity for maxima, to the bit."""
-    assert (sums(*a) + sums(0.0, 0.0, -math.inf)).to_host() == sums(*a).to_host()
+    assert (sums(*a) + sums(0.0, -math.inf, 0)).to_host() == sums(*a).to_host()
 
 
 @pytest.mark.parametrize(
@@ -59,9 +71,14 @@ def test_other_layouts_are_refused() -> None:
     with_weights = Sums.zero(parse({"weights": {"level": "token"}}))
     with pytest.raises(InputError, match=r"only one side has weight/.*correct every part of a batch with the same"):
         _ = Sums.zero(parse({})) + with_weights
-    one = torch.tensor(1.0)
+    with pytest.raises(InputError, match="only one side has by_position/"):
+        _ = Sums.zero(parse({})) + Sums.zero(parse({"metrics": "core"}))
+    names = [["token_k3", "seq_mean_k3"], ["seq_mean_k3", "token_k3"]]
+    one, other = (
+        dataclasses.replace(Sums.zero(parse({})), layout=Layout(tuple(order), False, True)) for order in names
+    )
     with pytest.raises(InputError, match="this order"):
-        _ = Sums.of({"a": one, "b": one}, {"c": one}) + Sums.of({"b": one, "a": one}, {"c": one})
+        _ = one + other
 
 
 def test_bounds_do_not_change_the_layout() -> None:
@@ -83,7 +100,7 @@ def test_nothing_else_adds(other: object) -> None:
 
 def test_pickling_brings_them_to_the_host() -> None:
     """As they travel from a worker to the trainer; also from a device that the other process does not have."""
-    whole = sums(1.0, math.inf, -math.inf)
+    whole = sums(math.inf, -math.inf, 3)
     there = pickle.loads(pickle.dumps(whole))
     assert isinstance(there, Sums)
     assert there.to_host() == whole.to_host()
@@ -94,8 +111,8 @@ def test_pickling_brings_them_to_the_host() -> None:
 def test_to_another_device() -> None:
     """Names stay, tensors move."""
     moved = sums(1.0, 2.0, 3.0).to("meta")
-    assert (moved.total_names, moved.maximum_names) == (("a", "b"), ("c",))
-    assert {moved.totals.device.type, moved.maxima.device.type} == {"meta"}
+    assert moved.layout == BARE
+    assert {moved.totals.device.type, moved.maxima.device.type, moved.counts.device.type} == {"meta"}
 
 
 def test_second_moments_do_not_cancel() -> None:

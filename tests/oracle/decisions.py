@@ -16,10 +16,14 @@ class InvalidInputError(Exception):
 
 @dataclass
 class Judgement:
-    """What one criterion saw and did: a value per unit (for k1: of exp) and, per row, which tokens it rejects."""
+    """What one criterion saw and did: a value per unit (for k1: of exp) and, per row, which tokens it rejects.
+
+    `lowest`: what the smallest of is reported; for a maximum of k1 each token's ratio, else the values.
+    """
 
     values: list[float]
     rejected: list[list[bool]]
+    lowest: list[float]
 
 
 @dataclass
@@ -108,7 +112,7 @@ def may_reject(when: str | None, advantages: list[float], log_ratios: list[float
 
 def judge_units(scope: str, agg: str | None, stat: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgement:
     """A token, turn or sequence criterion."""
-    judgement = Judgement([], [[False] * len(row.positions) for row in rows])
+    judgement = Judgement([], [[False] * len(row.positions) for row in rows], [])
     for r, row in enumerate(rows):
         if row.invalid:
             continue
@@ -117,6 +121,8 @@ def judge_units(scope: str, agg: str | None, stat: str, bounds: Mapping[str, Any
             values = [per_token[i] for i in unit]
             number = aggregate(stat, agg, values)
             judgement.values.append(exp_ratio(number) if stat == "k1" else number)
+            veto = stat == "k1" and agg == "max"
+            judgement.lowest += [exp_ratio(x) for x in values] if veto else judgement.values[-1:]
             may = may_reject(bounds.get("when"), [row.advantages[i] for i in unit], [row.l[i] for i in unit])
             if may and not passes(stat, agg, values, bounds.get("lower"), bounds.get("upper")):
                 for i in unit:
@@ -126,7 +132,7 @@ def judge_units(scope: str, agg: str | None, stat: str, bounds: Mapping[str, Any
 
 def judge_batch(stat: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgement:
     """`batch_mean_*`: the largest tokens leave, by value, row, position, until the mean of the rest is within."""
-    judgement = Judgement([], [[False] * len(row.positions) for row in rows])
+    judgement = Judgement([], [[False] * len(row.positions) for row in rows], [])
     tokens: list[tuple[float, int, int]] = []
     candidates: list[tuple[float, int, int]] = []
     for r, row in enumerate(rows):
@@ -136,6 +142,7 @@ def judge_batch(stat: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgem
             value = statistic(stat, p, q)
             tokens.append((value, r, i))
             judgement.values.append(exp_ratio(value) if stat == "k1" else value)
+            judgement.lowest.append(judgement.values[-1])
             if may_reject(bounds.get("when"), [row.advantages[i]], [row.l[i]]):
                 candidates.append((value, r, i))
     limit = math.log(bounds["upper"]) if stat == "k1" else bounds["upper"]
@@ -151,11 +158,12 @@ def judge_batch(stat: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgem
 
 def judge_lag(bounds: Mapping[str, Any], rows: list[Row]) -> Judgement:
     """Rows whose weights were more than `upper` versions old go whole; one of unknown lag passes and is no unit."""
-    judgement = Judgement([], [[False] * len(row.positions) for row in rows])
+    judgement = Judgement([], [[False] * len(row.positions) for row in rows], [])
     for r, row in enumerate(rows):
         if row.invalid or not row.positions or row.lag < 0:
             continue
         judgement.values.append(float(row.lag))
+        judgement.lowest.append(float(row.lag))
         if row.lag > bounds["upper"] and may_reject(bounds.get("when"), row.advantages, row.l):
             judgement.rejected[r] = [True] * len(row.positions)
     return judgement

@@ -42,8 +42,8 @@ def mismatch(rows: list[Row]) -> dict[str, float]:
         "k3_kl": mean([statistic("k3", p, q) for p, q in tokens]),
         "training_log_ppl": mean([-x for x in a]),
         "rollout_log_ppl": mean([-x for x in b]),
-        "training_ppl": mean([math.exp(-x) if x > -700 else INF for x in a]),
-        "rollout_ppl": mean([math.exp(-x) if x > -700 else INF for x in b]),
+        "training_ppl": mean([exp_ratio(-x) for x in a]),
+        "rollout_ppl": mean([exp_ratio(-x) for x in b]),
         "log_ppl_diff": mean(d),
         "log_ppl_abs_diff": mean([abs(x) for x in d]),
         "log_ppl_diff_max": high(d),
@@ -95,7 +95,7 @@ def of_rejection(decided: Decided) -> dict[str, float]:
         out |= {
             f"rollout_rs_{name}_mean": mean(judgement.values),
             f"rollout_rs_{name}_max": high(judgement.values),
-            f"rollout_rs_{name}_min": low(judgement.values),
+            f"rollout_rs_{name}_min": low(judgement.lowest),
             f"rollout_rs_{name}_masked_fraction": share(sum(x for row in rejected for x in row), n),
             f"rollout_rs_{name}_seq_masked_fraction": share(sum(any(row) for row in rejected), s),
         }

@@ -25,6 +25,7 @@ from verl_rollout_corr.grammar import (
     Invalid,
     Level,
     Loss,
+    Metrics,
     Mode,
     Normalize,
     Outside,
@@ -39,7 +40,7 @@ from verl_rollout_corr.grammar import (
 
 __all__ = ["check_run", "parse", "to_mapping"]
 
-_KEYS = ("mode", "loss", "weights", "reject", "min_group_kept", "denominator", "baseline", "invalid", "dump")
+_KEYS = ("mode", "loss", "weights", "reject", "min_group_kept", "denominator", "baseline", "invalid", "metrics", "dump")
 _CRITERION_FORM = (
     f"token_<stat>, turn_<agg>_<stat>, seq_<agg>_<stat> or batch_mean_<stat> "
     f"with <agg> = {listed(Agg)} and <stat> = {listed(stat for stat in Stat if not STATS[stat].per_row)}; "
@@ -70,6 +71,7 @@ def parse(mapping: Mapping[str, Any], *, where: str = "rollout_corr") -> Rollout
         denominator=node.word("denominator", Denominator, Denominator.ALL),
         baseline=node.word("baseline", Baseline, Baseline.ALL),
         invalid=node.word("invalid", Invalid, Invalid.ERROR),
+        metrics=node.word("metrics", Metrics, Metrics.ALL),
         dump=_dump(node.section("dump")),
         presets=_presets(presets, node.at("presets")),
     )
@@ -104,6 +106,7 @@ def to_mapping(config: RolloutCorrConfig) -> dict[str, Any]:
         "denominator": str(config.denominator),
         "baseline": str(config.baseline),
         "invalid": str(config.invalid),
+        "metrics": str(config.metrics),
         "dump": {"dir": config.dump.dir, "every": config.dump.every, "max_gb": config.dump.max_gb},
         "presets": list(config.presets),
     }

@@ -49,6 +49,7 @@ class RolloutCorrNode:
     denominator: Any = MISSING
     baseline: Any = MISSING
     invalid: Any = MISSING
+    metrics: Any = MISSING
     dump: DumpNode = field(default_factory=DumpNode)
     presets: Any = MISSING
 

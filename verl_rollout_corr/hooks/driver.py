@@ -27,8 +27,7 @@ from verl_rollout_corr.hooks.updates import UpdateStatistics, state_of
 from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.maths.correction import correct
 from verl_rollout_corr.maths.inputs import check_valid, invalid_tokens
-from verl_rollout_corr.maths.metric_table import PREFIX
-from verl_rollout_corr.maths.metrics import finalize
+from verl_rollout_corr.maths.metrics import PREFIX, finalize
 from verl_rollout_corr.maths.scopes import row_offsets, to_padded
 from verl_rollout_corr.maths.sums import Sums
 

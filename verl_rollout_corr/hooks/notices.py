@@ -11,7 +11,7 @@ from typing import Any
 from verl_rollout_corr.grammar import Baseline, Denominator, RolloutCorrConfig
 from verl_rollout_corr.hooks.advantages import GROUPED_ESTIMATORS
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.maths.metric_table import PREFIX
+from verl_rollout_corr.maths.metrics import PREFIX
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _invalid(line: Line) -> str | None:
 
 
 def _exact_zeros(line: Line) -> str | None:
-    for side, whose in (("rollout", "the engine"), ("training", "the trainer")):
+    for side, whose in (("rollout", "the engine"), ("train", "the trainer")):
         fraction = line.value(f"exact_zero_{side}_fraction")
         if fraction:
             cause = "missing log-probs that were stored as 0.0, or tokens that a framework appended"

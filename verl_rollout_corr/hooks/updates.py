@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.hooks import notices
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.maths.metric_table import PREFIX
-from verl_rollout_corr.maths.metrics import finalize, staleness_share
+from verl_rollout_corr.maths.metrics import PREFIX, finalize, fresh_k3, staleness_share
 from verl_rollout_corr.maths.sums import Sums
 
 
@@ -36,14 +37,14 @@ class UpdateStatistics:
             self.untrainable + other.untrainable,
         )
 
-    def metrics(self, run_sums: Sums) -> dict[str, float]:
-        """The values of these updates; `run_sums` holds the run's rows of lag 0 so far."""
+    def metrics(self, engine_k3: float | None) -> dict[str, float]:
+        """The values of these updates; `engine_k3` is the mismatch at equal weights, of `TrainerState`."""
         values = finalize(self.sums)
         tokens, kept = self.applied.tokens, self.applied.kept
         values[PREFIX + "applied_kept_fraction"] = kept / tokens if tokens else 0.0
         values[PREFIX + "applied_clipped_fraction"] = self.applied.clipped / kept if kept else 0.0
         values[PREFIX + "applied_weight"] = self.applied.weight_sum / tokens if tokens else 0.0
-        values[PREFIX + "staleness_share"] = staleness_share(self.sums, run_sums)
+        values[PREFIX + "staleness_share"] = staleness_share(self.sums, engine_k3)
         return values
 
 
@@ -52,24 +53,34 @@ def joined(parts: Sequence[UpdateStatistics]) -> UpdateStatistics:
     return functools.reduce(operator.add, parts)
 
 
+FLOOR_UPDATES = 50
+"""Over how many updates the median of the mismatch at equal weights is taken: it drifts as a run goes on."""
+
+
 @dataclass
 class TrainerState:
     """What a trainer remembers between updates; lives on the trainer object."""
 
-    run_sums: Sums | None = None
-    """Of every update so far; its rows of lag 0 tell how large the mismatch is at equal weights."""
+    fresh: deque[float] = field(default_factory=lambda: deque(maxlen=FLOOR_UPDATES))
+    """k3 per token of the rows of lag 0, for each of the last updates that had any."""
     waiting: list[UpdateStatistics] = field(default_factory=list)
     """V1: the updates of the line that is being made."""
     notices_given: set[str] = field(default_factory=set)
 
     def take(self, statistics: UpdateStatistics) -> None:
         """Remembers an update."""
-        self.run_sums = statistics.sums if self.run_sums is None else self.run_sums + statistics.sums
+        fresh = fresh_k3(statistics.sums)
+        if fresh is not None:
+            self.fresh.append(fresh)
+
+    @property
+    def engine_k3(self) -> float | None:
+        """k3 per token at equal weights, the median of the last updates; None before the first row of lag 0."""
+        return median(self.fresh) if self.fresh else None
 
     def line(self, run: Any, config: RolloutCorrConfig, statistics: UpdateStatistics) -> dict[str, float]:
         """The metrics of one line of the log, from its joined updates; warns of what is the first of its kind."""
-        assert self.run_sums is not None  # `take` comes first
-        values = statistics.metrics(self.run_sums)
+        values = statistics.metrics(self.engine_k3)
         notices.give(
             notices.Line(run, config, statistics.applied, values, statistics.padding, statistics.untrainable),
             self.notices_given,

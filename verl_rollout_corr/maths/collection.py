@@ -1,47 +1,37 @@
-"""Which sums a corrected batch leaves behind. Their names are joined by `metrics.py`, which turns them into values.
+"""The sums of a corrected batch: how each row of `sum_table.py` is computed.
 
-Names: `group/what`. Every total is a scalar float64 tensor; nothing here synchronises with the host.
+Nothing here synchronises with the host. What stands outside the response is 0 in `TokenLogProbs`, and so are its
+statistics: a sum over the response tokens is a plain sum.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from verl_rollout_corr.grammar import RolloutCorrConfig
-from verl_rollout_corr.maths.criteria import Verdict, judge
-from verl_rollout_corr.maths.log_ratio import TokenLogProbs, ratio, token_log_probs
+from verl_rollout_corr.grammar import Agg, RolloutCorrConfig, Stat
+from verl_rollout_corr.maths import sum_table as s
+from verl_rollout_corr.maths.bins import BIN_NAMES, POSITION, PROBABILITY, STALENESS
+from verl_rollout_corr.maths.criteria import Verdict
+from verl_rollout_corr.maths.histogram import COUNT, bin_index
+from verl_rollout_corr.maths.log_ratio import TokenLogProbs, ratio
 from verl_rollout_corr.maths.scopes import seq_units
 from verl_rollout_corr.maths.statistics import absolute, k3, tv
+from verl_rollout_corr.maths.sum_table import Sum, layout
 from verl_rollout_corr.maths.sums import Sums
-from verl_rollout_corr.maths.weights import AppliedWeights, weigh
+from verl_rollout_corr.maths.weights import AppliedWeights
 
-PROBABILITY_EDGES: tuple[float, ...] = (0.01, 0.1, 0.5, 0.9)
-"""Where the bins of mu(a_t) meet; an edge belongs to the bin above it."""
+SUSPICIOUS_LOG_PROB = -1e-3
+"""An exact 0.0 on one side is suspicious if the other side is below this: a missing value is stored as 0.0."""
 
-PROBABILITY_BINS: tuple[str, ...] = ("0_0.01", "0.01_0.1", "0.1_0.5", "0.5_0.9", "0.9_1")
-"""Bins of mu(a_t): the log-ratio is largest for rare tokens, the difference of probabilities for frequent ones."""
+CONSTANT_FROM = 8
+"""A row of fewer tokens may well have one log-prob for all of them."""
 
-PROBABILITY_CENTRES: tuple[float, ...] = (0.0, 0.05, 0.3, 0.7, 1.0)
-"""What the moments of the two probabilities are taken about, by bin."""
-
-POSITION_EDGES: tuple[int, ...] = (16, 64, 256, 1024, 4096, 16384)
-"""Where the bins of the position meet."""
-
-POSITION_BINS: tuple[str, ...] = ("0_15", "16_63", "64_255", "256_1023", "1024_4095", "4096_16383", "16384_up")
-"""Bins of the number of response tokens before the token in its row."""
-
-STALENESS_EDGES: tuple[int, ...] = (0, 1, 2, 3, 5, 9)
-"""Where the bins of staleness meet."""
-
-STALENESS_BINS: tuple[str, ...] = ("unknown", "lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_8", "lag_9_up")
-"""Bins of the lag: published versions of the weights between those that sampled a row and the trainer's."""
-
-SUSPICIOUS_LOG_PROB = -0.1
-"""An exact 0.0 on one side is suspicious if the other side is below this: certainty is rare, and a missing value is
-stored as 0.0."""
+Values = dict[Sum, Tensor]
+"""The entries of each row: a scalar, or one value for each member of the row's family."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +50,40 @@ class Outcome:
     staleness: Tensor | None
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What is summed over tokens, by bin and by row too: (B, T) float64, 0 outside the response, none infinite."""
+
+    n: Tensor
+    finite: Tensor
+    log_ratio: Tensor
+    k3: Tensor
+    tv: Tensor
+
+
+def collect(outcome: Outcome, config: RolloutCorrConfig) -> Sums:
+    """The sums of one corrected batch, in the layout of `config`."""
+    entries = layout(config)
+    tokens = outcome.tokens
+    finite, zero = tokens.finite, torch.zeros((), dtype=torch.float64, device=tokens.mask.device)
+    parts = _Parts(
+        n=tokens.mask.double(),
+        finite=finite.double(),
+        log_ratio=torch.where(finite, tokens.log_ratio, zero),
+        k3=torch.where(finite, k3(tokens), zero),
+        tv=tv(tokens),
+    )
+    values: Values = _rejection(outcome)
+    values |= _tokens(tokens, parts) | _moments(tokens) | _sequences(tokens, parts) | _lags(outcome.staleness, parts)
+    if entries.bins:
+        values |= _bins(outcome, parts)
+    if entries.criteria:
+        values |= _criteria(config, outcome) | _unknown_lags(outcome)
+    if outcome.weights is not None:
+        values |= _weights(outcome.weights)
+    return Sums.of(entries, values)
+
+
 def _maximum(values: Tensor, where: Tensor) -> Tensor:
     """Maximum over the places where `where` is set, -inf over none (also of an empty tensor)."""
     chosen = torch.where(where, values, torch.full_like(values, -torch.inf))
@@ -70,169 +94,189 @@ def _total(values: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, values.double(), torch.zeros((), dtype=torch.float64, device=values.device)).sum()
 
 
-def _count(where: Tensor) -> Tensor:
-    return where.sum().double()
-
-
-def collect(outcome: Outcome, config: RolloutCorrConfig) -> Sums:
-    """The sums of one corrected batch; their names depend on the configuration only."""
-    totals: dict[str, Tensor] = {}
-    maxima: dict[str, Tensor] = {}
-    _rejection(outcome, totals)
-    _tokens(outcome.tokens, totals, maxima)
-    _sequences(outcome.tokens, totals, maxima)
-    _bins(outcome, totals)
-    for criterion, verdict in zip(config.reject, outcome.verdicts, strict=True):
-        _criterion(f"criterion/{criterion.name}", verdict, outcome.tokens.mask, totals, maxima)
-    if outcome.weights is not None:
-        _weights(outcome.weights, totals, maxima)
-    return Sums.of(totals, maxima)
-
-
-def collect_nothing(config: RolloutCorrConfig) -> Sums:
-    """The sums of an empty batch, on the CPU: 0 everywhere, with the names that `config` gives."""
-    empty = torch.zeros((0, 0))
-    mask = empty.bool()
-    tokens = token_log_probs(empty, empty, mask)
-    outcome = Outcome(
-        mask=mask,
-        tokens=tokens,
-        invalid=mask.any(dim=1),
-        keep=mask,
-        verdicts=tuple(judge(criterion, tokens, empty.double()) for criterion in config.reject),
-        weights=None if config.weights is None else weigh(config.weights, tokens, mask),
-        staleness=None,
-    )
-    return collect(outcome, config)
-
-
-def _rejection(outcome: Outcome, totals: dict[str, Tensor]) -> None:
+def _rejection(outcome: Outcome) -> Values:
     rejected = outcome.mask & ~outcome.keep
     nonempty = outcome.mask.any(dim=1)
-    totals["all/tokens"] = _count(outcome.mask)
-    totals["all/seqs"] = _count(nonempty)
-    totals["all/rejected_tokens"] = _count(rejected)
-    totals["all/touched_seqs"] = _count(rejected.any(dim=1))
-    totals["all/dropped_seqs"] = _count(nonempty & ~outcome.keep.any(dim=1))
-    totals["all/invalid_seqs"] = _count(outcome.invalid)
+    return {
+        s.ALL_TOKENS: outcome.mask.sum(),
+        s.ALL_SEQS: nonempty.sum(),
+        s.REJECTED_TOKENS: rejected.sum(),
+        s.TOUCHED_SEQS: rejected.any(dim=1).sum(),
+        s.DROPPED_SEQS: (nonempty & ~outcome.keep.any(dim=1)).sum(),
+        s.INVALID_SEQS: outcome.invalid.sum(),
+    }
 
 
-def _tokens(tokens: TokenLogProbs, totals: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
-    mask, finite = tokens.mask, tokens.finite
-    log_ratio = tokens.log_ratio
-    totals["token/n"] = _count(mask)
-    totals["token/finite"] = _count(finite)
-    totals["token/kl"] = _total(-log_ratio, finite)
-    totals["token/k3"] = _total(k3(tokens), mask)
-    totals["token/abs"] = _total(absolute(tokens), mask)
-    totals["token/r2"] = _total(ratio(log_ratio).square(), mask)
-    difference = tv(tokens)
-    totals["token/tv"] = _total(difference, mask)
-    maxima["token/tv"] = _maximum(difference, mask)
-    _moments(tokens, totals)
-    totals["token/zero_rollout"] = _count(mask & (tokens.rollout == 0) & (tokens.train < SUSPICIOUS_LOG_PROB))
-    totals["token/zero_train"] = _count(mask & (tokens.train == 0) & (tokens.rollout < SUSPICIOUS_LOG_PROB))
-
-
-def _moments(tokens: TokenLogProbs, totals: dict[str, Tensor]) -> None:
-    """First and second moments of the two probabilities, within each bin of mu about the bin's own centre.
-
-    About one centre for all, a batch of rare tokens would lose its variance (1e-8, say) beside the centre's square.
-    """
-    train, rollout = torch.exp(tokens.train), torch.exp(tokens.rollout)
-    index = _bin_index(rollout, PROBABILITY_EDGES)
-    for slot, (label, centre) in enumerate(zip(PROBABILITY_BINS, PROBABILITY_CENTRES, strict=True)):
-        inside = tokens.mask & (index == slot)
-        p, q = train - centre, rollout - centre
-        for name, moment in (("p", p), ("q", q), ("pp", p * p), ("qq", q * q), ("pq", p * q)):
-            totals[f"moment/{label}/{name}"] = _total(moment, inside)
-
-
-def _sequences(tokens: TokenLogProbs, totals: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
-    units = seq_units(tokens.mask)
-    zeros = torch.zeros_like(tokens.train)
-    count = units.total(tokens.finite)[:, :1]
-    some = count > 0
-    mean_train = units.total(torch.where(tokens.finite, tokens.train, zeros))[:, :1] / count.clamp(min=1)
-    mean_rollout = units.total(torch.where(tokens.finite, tokens.rollout, zeros))[:, :1] / count.clamp(min=1)
-    gap = mean_rollout - mean_train
-    totals["seq/n"] = _count(units.exists[:, :1])
-    totals["seq/finite"] = _count(some)
-    totals["seq/train"] = _total(-mean_train, some)
-    totals["seq/rollout"] = _total(-mean_rollout, some)
-    totals["seq/train_ppl"] = _total(torch.exp(-mean_train), some)
-    totals["seq/rollout_ppl"] = _total(torch.exp(-mean_rollout), some)
-    totals["seq/gap"] = _total(gap, some)
-    totals["seq/abs_gap"] = _total(gap.abs(), some)
-    totals["seq/ppl_ratio"] = _total(ratio(gap), some)
-    product = ratio(units.total(torch.where(tokens.mask, tokens.log_ratio, zeros))[:, :1])
-    totals["seq/r2"] = _total(product.square(), units.exists[:, :1])
-    maxima["seq/gap"] = _maximum(gap, some)
-    maxima["seq/negated_gap"] = _maximum(-gap, some)
-
-
-def _bins(outcome: Outcome, totals: dict[str, Tensor]) -> None:
-    tokens = outcome.tokens
+def _tokens(tokens: TokenLogProbs, parts: _Parts) -> Values:
     mask = tokens.mask
-    probability = torch.exp(tokens.rollout)
-    position = mask.long().cumsum(dim=1) - 1
-    staleness = outcome.staleness
-    lag = torch.full_like(position, -1) if staleness is None else staleness.long()[:, None].expand_as(position)
-    where = {
-        ("prob", PROBABILITY_BINS): _bin_index(probability, PROBABILITY_EDGES),
-        ("position", POSITION_BINS): _bin_index(position, POSITION_EDGES),
-        ("staleness", STALENESS_BINS): _bin_index(lag, STALENESS_EDGES),
+    bins = bin_index(tokens.log_ratio)
+    return {
+        s.TOKENS: mask.sum(),
+        s.FINITE: tokens.finite.sum(),
+        s.KL: -parts.log_ratio.sum(),
+        s.K3: parts.k3.sum(),
+        s.ABS: absolute(tokens).sum(),
+        s.RATIO_SQUARED: _total(ratio(tokens.log_ratio).square(), mask),
+        s.PROB_DIFF: parts.tv.sum(),
+        s.PROB_DIFF_MAX: _maximum(parts.tv, mask),
+        s.ZERO_ROLLOUT: (mask & (tokens.rollout == 0) & (tokens.train < SUSPICIOUS_LOG_PROB)).sum(),
+        s.ZERO_TRAIN: (mask & (tokens.train == 0) & (tokens.rollout < SUSPICIOUS_LOG_PROB)).sum(),
+        s.LOG_RATIOS: _per_bin(COUNT, bins, mask.long()),
     }
-    zeros = torch.zeros_like(tokens.train)
-    values = {
-        "n": mask.double(),
-        "finite": tokens.finite.double(),
-        "kl": torch.where(tokens.finite, -tokens.log_ratio, zeros),
-        "abs": torch.where(tokens.finite, tokens.log_ratio.abs(), zeros),
-        "k3": torch.where(mask, k3(tokens), zeros),
-        "tv": torch.where(mask, tv(tokens), zeros),
-    }
-    for (kind, labels), index in where.items():
-        flat = torch.where(mask, index, 0).flatten()
-        for name, value in values.items():
-            per_bin = torch.zeros(len(labels), dtype=torch.float64, device=mask.device)
-            per_bin = per_bin.scatter_add(0, flat, value.flatten())
-            for slot, label in enumerate(labels):
-                totals[f"{kind}/{label}/{name}"] = per_bin[slot]
 
 
-def _bin_index(values: Tensor, edges: tuple[float, ...]) -> Tensor:
+def _moments(tokens: TokenLogProbs) -> Values:
+    train, rollout = torch.exp(tokens.train), torch.exp(tokens.rollout)
+    zero = torch.zeros((), dtype=torch.float64, device=tokens.mask.device)
+    frequent = tokens.mask & (rollout >= 0.5)
+    centre = (frequent | ~tokens.mask).double()  # outside the response both probabilities are exp(0), and 1 is off 0
+    p, q = train - centre, rollout - centre
+    return {
+        s.FREQUENT: frequent.sum(),
+        s.RARE_P: torch.where(frequent, zero, p).sum(),
+        s.RARE_Q: torch.where(frequent, zero, q).sum(),
+        s.FREQUENT_P: torch.where(frequent, p, zero).sum(),
+        s.FREQUENT_Q: torch.where(frequent, q, zero).sum(),
+        s.SQUARE_P: (p * p).sum(),
+        s.SQUARE_Q: (q * q).sum(),
+        s.PRODUCT_PQ: (p * q).sum(),
+    }
+
+
+def _sequences(tokens: TokenLogProbs, parts: _Parts) -> Values:
+    units = seq_units(tokens.mask)
+    zero = torch.zeros((), dtype=torch.float64, device=tokens.mask.device)
+    count = parts.finite.sum(dim=1)
+    some, exists = count > 0, units.exists[:, 0]
+    mean_train = torch.where(tokens.finite, tokens.train, zero).sum(dim=1) / count.clamp(min=1)
+    mean_rollout = torch.where(tokens.finite, tokens.rollout, zero).sum(dim=1) / count.clamp(min=1)
+    gap = mean_rollout - mean_train
+    product = ratio(tokens.log_ratio.sum(dim=1))
+    return {
+        s.SEQS: exists.sum(),
+        s.FINITE_SEQS: some.sum(),
+        s.SEQ_TRAIN: -mean_train.sum(),
+        s.SEQ_ROLLOUT: -mean_rollout.sum(),
+        s.SEQ_TRAIN_PPL: _total(ratio(-mean_train), some),
+        s.SEQ_ROLLOUT_PPL: _total(ratio(-mean_rollout), some),
+        s.SEQ_GAP: gap.sum(),
+        s.SEQ_ABS_GAP: gap.abs().sum(),
+        s.SEQ_PPL_RATIO: _total(ratio(gap), some),
+        s.SEQ_RATIO_SQUARED: _total(product.square(), exists),
+        s.CONSTANT_ROLLOUT: _constant_rollout(tokens),
+        s.SEQ_GAP_MAX: _maximum(gap, some),
+        s.SEQ_NEGATED_GAP_MAX: _maximum(-gap, some),
+    }
+
+
+def _constant_rollout(tokens: TokenLogProbs) -> Tensor:
+    mask = tokens.mask
+    if not mask.shape[1]:
+        return mask.sum()
+    first = mask.long().argmax(dim=1, keepdim=True)
+
+    def constant(log_probs: Tensor) -> Tensor:
+        return ((log_probs == log_probs.gather(1, first)) | ~mask).all(dim=1)
+
+    return ((mask.sum(dim=1) >= CONSTANT_FROM) & constant(tokens.rollout) & ~constant(tokens.train)).sum()
+
+
+def _lags(staleness: Tensor | None, parts: _Parts) -> Values:
+    n, finite, total = parts.n.sum(dim=1), parts.finite.sum(dim=1), parts.k3.sum(dim=1)
+    lag = torch.full_like(n, -1) if staleness is None else staleness
+    return {
+        s.FRESH_TOKENS: _total(n, lag == 0),
+        s.FRESH_FINITE: _total(finite, lag == 0),
+        s.FRESH_K3: _total(total, lag == 0),
+        s.STALE_TOKENS: _total(n, lag > 0),
+        s.STALE_K3: _total(total, lag > 0),
+    }
+
+
+def _unknown_lags(outcome: Outcome) -> Values:
+    exists = outcome.tokens.mask.any(dim=1)
+    return {s.LAG_UNKNOWN: (exists if outcome.staleness is None else exists & (outcome.staleness < 0)).sum()}
+
+
+def _bins(outcome: Outcome, parts: _Parts) -> Values:
+    mask = outcome.tokens.mask
+    position = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    probability = _reached(torch.exp(outcome.tokens.rollout), PROBABILITY.edges)
+    positions = _reached(torch.arange(mask.shape[1], device=mask.device), POSITION.edges)
+    positions = positions.expand(mask.shape).gather(1, position)
+    # One pass per value: by both bins at once, and the lag is the row's.
+    cells = len(PROBABILITY.labels) * len(POSITION.labels)
+    index = (probability * len(POSITION.labels) + positions).flatten()
+    lag = torch.full_like(mask[:, 0:1].sum(dim=1), -1) if outcome.staleness is None else outcome.staleness.long()
+    lags = _reached(lag, STALENESS.edges)
+
+    def by_bin(values: Tensor) -> Tensor:
+        table = _per_bin(cells, index, values).reshape(len(PROBABILITY.labels), -1)
+        rows = _per_bin(len(STALENESS.labels), lags, values.sum(dim=1))
+        return torch.cat([table.sum(dim=1), table.sum(dim=0), rows])
+
+    found = {
+        s.BIN_TOKENS: by_bin(parts.n),
+        s.BIN_FINITE: by_bin(parts.finite),
+        s.BIN_KL: by_bin(-parts.log_ratio),
+        s.BIN_ABS: by_bin(parts.log_ratio.abs()),
+        s.BIN_K3: by_bin(parts.k3),
+        s.BIN_PROB_DIFF: by_bin(parts.tv),
+    }
+    assert len(BIN_NAMES) == len(found[s.BIN_TOKENS])
+    return found
+
+
+def _per_bin(bins: int, index: Tensor, values: Tensor) -> Tensor:
+    """(bins,): the sum of the values of each bin."""
+    start = torch.zeros(bins, dtype=values.dtype, device=values.device)
+    return start.scatter_add(0, index.flatten(), values.flatten())
+
+
+def _reached(values: Tensor, edges: Sequence[float]) -> Tensor:
     """How many edges a value has reached. A tensor of edges would have to be copied to the device, numbers need not."""
     index = torch.zeros_like(values, dtype=torch.int64)
     for edge in edges:
-        index = index + (values >= edge).long()
+        index += values >= edge
     return index
 
 
-def _criterion(name: str, verdict: Verdict, mask: Tensor, totals: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
-    exists = verdict.units.exists[:, :-1]
-    value = verdict.value[:, :-1]
-    failing = mask & ~verdict.passes
-    totals[f"{name}/n"] = _count(exists)
-    totals[f"{name}/total"] = _total(value, exists)
-    totals[f"{name}/tokens"] = _count(failing)
-    totals[f"{name}/seqs"] = _count(failing.any(dim=1))
-    maxima[f"{name}/max"] = _maximum(value, exists)
-    maxima[f"{name}/negated_min"] = _maximum(-value, exists)
+def _criteria(config: RolloutCorrConfig, outcome: Outcome) -> Values:
+    found: dict[Sum, list[Tensor]] = {}
+    for criterion, verdict in zip(config.reject, outcome.verdicts, strict=True):
+        exists, value = verdict.units.exists[:, :-1], verdict.value[:, :-1]
+        failing = outcome.tokens.mask & ~verdict.passes
+        smallest = _maximum(-value, exists)
+        if criterion.stat is Stat.K1 and criterion.agg is Agg.MAX:
+            # The lower bound of a veto is about each token.
+            smallest = _maximum(-ratio(outcome.tokens.log_ratio), outcome.tokens.mask)
+        values = {
+            s.CRITERION_UNITS: exists.sum(),
+            s.CRITERION_TOTAL: _total(value, exists),
+            s.CRITERION_TOKENS: failing.sum(),
+            s.CRITERION_SEQS: failing.any(dim=1).sum(),
+            s.CRITERION_MAX: _maximum(value, exists),
+            s.CRITERION_NEGATED_MIN: smallest,
+        }
+        for row, entry in values.items():
+            found.setdefault(row, []).append(entry.double())
+    return {row: torch.stack(entries) for row, entries in found.items()}
 
 
-def _weights(weights: AppliedWeights, totals: dict[str, Tensor], maxima: dict[str, Tensor]) -> None:
+def _weights(weights: AppliedWeights) -> Values:
     exists = weights.units.exists[:, :-1]
     raw, applied = weights.raw[:, :-1], weights.applied[:, :-1]
-    totals["weight/n"] = _count(exists)
-    totals["weight/total"] = _total(applied, exists)
-    totals["weight/square"] = _total(applied.square(), exists)
-    totals["weight/off_one"] = _total(applied - 1, exists)
-    totals["weight/off_one_square"] = _total((applied - 1).square(), exists)
-    totals["weight/raw"] = _total(raw, exists)
-    totals["weight/high"] = _count(exists & weights.high[:, :-1])
-    totals["weight/low"] = _count(exists & weights.low[:, :-1])
-    maxima["weight/max"] = _maximum(applied, exists)
-    maxima["weight/negated_min"] = _maximum(-applied, exists)
-    maxima["weight/raw_max"] = _maximum(raw, exists)
-    maxima["weight/negated_raw_min"] = _maximum(-raw, exists)
+    return {
+        s.WEIGHT_UNITS: exists.sum(),
+        s.WEIGHT_TOTAL: _total(applied, exists),
+        s.WEIGHT_SQUARE: _total(applied.square(), exists),
+        s.WEIGHT_OFF_ONE: _total(applied - 1, exists),
+        s.WEIGHT_OFF_ONE_SQUARE: _total((applied - 1).square(), exists),
+        s.WEIGHT_RAW: _total(raw, exists),
+        s.WEIGHT_HIGH: (exists & weights.high[:, :-1]).sum(),
+        s.WEIGHT_LOW: (exists & weights.low[:, :-1]).sum(),
+        s.WEIGHT_MAX: _maximum(applied, exists),
+        s.WEIGHT_NEGATED_MIN: _maximum(-applied, exists),
+        s.WEIGHT_RAW_MAX: _maximum(raw, exists),
+        s.WEIGHT_NEGATED_RAW_MIN: _maximum(-raw, exists),
+    }

@@ -1,8 +1,8 @@
 """Additive statistics: what a batch leaves behind, so that metrics do not depend on how it was cut.
 
 Law: with `+`, `Sums` of one layout are a commutative monoid with `Sums.zero(config)` as neutral element, and the sums
-of a batch are the sum of the sums of its parts. Every entry is a plain sum, or a maximum (a minimum is the maximum of
-the negated value). Second moments are taken about fixed constants: about the batch's own mean they would not add.
+of a batch are the sum of the sums of its parts. `sum_table.py` says what each entry is. Second moments are taken about
+fixed constants: about the batch's own mean they would not add.
 """
 
 from __future__ import annotations
@@ -16,52 +16,74 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import InputError
 from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.maths.histogram import COUNT
+from verl_rollout_corr.maths.sum_table import LOG_RATIOS, Kind, Layout, Sum, layout
+
+
+@dataclass(frozen=True)
+class HostSums:
+    """The entries on the host: numbers by name, and the histogram."""
+
+    numbers: dict[str, float]
+    counts: tuple[int, ...]
+
+    def value(self, row: Sum, label: str = "") -> Any:
+        """The entry of a row, for one member of its family: a float, or the counts of a histogram."""
+        return self.counts if row.kind is Kind.COUNTS else self.numbers[row.at(label)]
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Totals and maxima of a batch, float64 on its device, in the order that `total_names` and `maximum_names` give.
+    """What a batch leaves behind, on its device, in the order that `layout` gives.
 
-    Two `Sums` add if they come from configurations with the same statistics.
+    `totals` and `maxima`: float64, one entry for each name of `layout.totals` and `layout.maxima`. `counts`: int64,
+    tokens by l in the bins of histogram.py. Two `Sums` add if they come from configurations with the same statistics.
     """
 
-    total_names: tuple[str, ...]
-    maximum_names: tuple[str, ...]
+    layout: Layout
     totals: Tensor
     maxima: Tensor
+    counts: Tensor
 
     @classmethod
-    def of(cls, totals: Mapping[str, Tensor], maxima: Mapping[str, Tensor]) -> Sums:
-        """From scalar tensors by name; stacks them without a host copy."""
-        return cls(
-            total_names=tuple(totals),
-            maximum_names=tuple(maxima),
-            totals=torch.stack([value.double() for value in totals.values()]),
-            maxima=torch.stack([value.double() for value in maxima.values()]),
-        )
+    def of(cls, layout: Layout, values: Mapping[Sum, Tensor]) -> Sums:
+        """From a tensor for each row of the table that has entries: one value for each member of its family.
+
+        Joins them without a host copy. Raises KeyError for a row that is missing.
+        """
+
+        def joined(kind: Kind) -> Tensor:
+            return torch.cat([values[row].double().reshape(-1) for row in layout.rows(kind)])
+
+        return cls(layout, joined(Kind.TOTAL), joined(Kind.MAXIMUM), values[LOG_RATIOS])
 
     @classmethod
     def zero(cls, config: RolloutCorrConfig) -> Sums:
-        """The neutral element for batches corrected with `config`: the sums of an empty batch."""
-        from verl_rollout_corr.maths.collection import collect_nothing
-
-        return collect_nothing(config)
+        """The neutral element for batches corrected with `config`, on the CPU: the sums of an empty batch."""
+        entries = layout(config)
+        return cls(
+            entries,
+            torch.zeros(len(entries.totals), dtype=torch.float64),
+            torch.full((len(entries.maxima),), -torch.inf, dtype=torch.float64),
+            torch.zeros(COUNT, dtype=torch.int64),
+        )
 
     def __add__(self, other: object) -> Sums:
         if not isinstance(other, Sums):
             return NotImplemented
-        if (self.total_names, self.maximum_names) != (other.total_names, other.maximum_names):
-            differing = set(self.total_names + self.maximum_names) ^ set(other.total_names + other.maximum_names)
+        if self.layout != other.layout:
+            names, others = ({*entries.totals, *entries.maxima} for entries in (self.layout, other.layout))
             raise InputError(
                 "sums of different configurations do not add: only one side has "
-                f"{', '.join(sorted(differing)) or 'this order'}; correct every part of a batch with the same "
+                f"{', '.join(sorted(names ^ others)) or 'this order'}; correct every part of a batch with the same "
                 "configuration"
             )
+        device = self.totals.device
         return Sums(
-            self.total_names,
-            self.maximum_names,
-            self.totals + other.totals.to(self.totals.device),
-            torch.maximum(self.maxima, other.maxima.to(self.maxima.device)),
+            self.layout,
+            self.totals + other.totals.to(device),
+            torch.maximum(self.maxima, other.maxima.to(device)),
+            self.counts + other.counts.to(device),
         )
 
     def __radd__(self, other: object) -> Sums:
@@ -69,16 +91,15 @@ class Sums:
 
     def to(self, device: torch.device | str) -> Sums:
         """The same sums on another device."""
-        return Sums(self.total_names, self.maximum_names, self.totals.to(device), self.maxima.to(device))
+        return Sums(self.layout, self.totals.to(device), self.maxima.to(device), self.counts.to(device))
 
-    def __reduce__(self) -> tuple[type[Sums], tuple[tuple[str, ...], tuple[str, ...], Tensor, Tensor]]:
+    def __reduce__(self) -> tuple[type[Sums], tuple[Layout, Tensor, Tensor, Tensor]]:
         # To another process they travel as host memory; there they need no device.
-        return Sums, (self.total_names, self.maximum_names, self.totals.cpu(), self.maxima.cpu())
+        return Sums, (self.layout, self.totals.cpu(), self.maxima.cpu(), self.counts.cpu())
 
-    def to_host(self) -> tuple[dict[str, float], dict[str, float]]:
-        """(totals, maxima) by name: the one host copy."""
-        joined: list[float] = cast(Any, torch.cat([self.totals, self.maxima])).tolist()  # torch's stub: unknown
-        count = len(self.total_names)
-        return dict(zip(self.total_names, joined[:count], strict=True)), dict(
-            zip(self.maximum_names, joined[count:], strict=True)
-        )
+    def to_host(self) -> HostSums:
+        """Every entry, with one host copy."""
+        joined = torch.cat([self.totals, self.maxima, self.counts.double()])  # counts below 2^53 stay exact
+        entries = cast("list[float]", cast(Any, joined).tolist())  # torch's stub: unknown
+        names = self.layout.totals + self.layout.maxima
+        return HostSums(dict(zip(names, entries, strict=False)), tuple(int(count) for count in entries[len(names) :]))

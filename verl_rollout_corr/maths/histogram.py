@@ -1,0 +1,73 @@
+"""A histogram of the log-ratio: counts that add exactly, and quantiles of them.
+
+A mean of l, or of k3, can be ruled by one token; the quantiles cannot. Octaves of |l| from 2^-19 to 2^5, each cut into
+8 bins of equal width (as HdrHistogram does), on both sides of a centre that holds |l| < 2^-19. Every edge is exact in a
+float64: a bin is read off its bits, and every implementation finds the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_SUB_BITS = 3
+_LOW_EXPONENT, _HIGH_EXPONENT = -19, 5
+
+SIDE = (_HIGH_EXPONENT - _LOW_EXPONENT) << _SUB_BITS
+"""Bins between 2^-19 and 2^5 on one side."""
+
+CENTRE = SIDE + 2
+"""The bin of |l| < 2^-19."""
+
+COUNT = 2 * SIDE + 4
+"""Bins in all. From below: l = -inf; l <= -32; SIDE bins up to -2^-19; the centre; SIDE bins up to 32; l >= 32."""
+
+_SHIFT = 52 - _SUB_BITS
+_FIRST = (1023 + _LOW_EXPONENT) << _SUB_BITS
+
+
+def bin_index(log_ratio: Tensor) -> Tensor:
+    """The bin of each float64 log-ratio, int64 in [0, COUNT). A log-ratio on an edge is in the bin farther from 0."""
+    # Exponent and leading bits of the mantissa, which grow with |l|: the number of edges that |l| has reached.
+    reached = ((log_ratio.abs().view(torch.int64) >> _SHIFT) - (_FIRST - 1)).clamp(0, SIDE + 1)
+    index = torch.where(log_ratio < 0, CENTRE - reached, CENTRE + reached)
+    return torch.where(log_ratio == -torch.inf, torch.zeros_like(index), index)
+
+
+def edge(reached: int) -> float:
+    """The |l| from which on `reached` edges have been reached, 1 to SIDE + 1."""
+    octave, part = divmod(reached - 1, 1 << _SUB_BITS)
+    return math.ldexp(1 + part / (1 << _SUB_BITS), _LOW_EXPONENT + octave)
+
+
+def quantile(counts: Sequence[int], percent: int) -> float:
+    """The l below which so many percent of the tokens lie, interpolated within a bin no wider than an eighth of |l|.
+
+    0 in the centre, which is |l| < 1.9e-6; -32 and 32 stand for everything beyond them; 0 over nothing.
+    """
+    return _quantile([(-math.inf, -math.inf), *_ends()], counts, percent)
+
+
+def abs_quantile(counts: Sequence[int], percent: int) -> float:
+    """The same of |l|, which is +inf where pi_train gives no probability."""
+    folded = [counts[CENTRE]] + [counts[CENTRE - reached] + counts[CENTRE + reached] for reached in range(1, SIDE + 2)]
+    return _quantile([*_ends()[CENTRE - 1 :], (math.inf, math.inf)], [*folded, counts[0]], percent)
+
+
+def _ends() -> list[tuple[float, float]]:
+    """Both ends of every bin but that of -inf, from below."""
+    above = [(edge(reached), edge(min(reached + 1, SIDE + 1))) for reached in range(1, SIDE + 2)]
+    return [(-far, -near) for near, far in reversed(above)] + [(0.0, 0.0), *above]
+
+
+def _quantile(ends: Sequence[tuple[float, float]], counts: Sequence[int], percent: int) -> float:
+    # In whole numbers: a rounded 0.99 * n would choose another bin in a batch than in the same batch twice.
+    wanted, before = percent * sum(counts), 0
+    for (low, high), count in zip(ends, counts, strict=True):
+        if count and 100 * (before + count) >= wanted:
+            return low if low == high else low + (high - low) * (wanted - 100 * before) / (100 * count)
+        before += count
+    return 0.0
