@@ -1,4 +1,4 @@
-"""Cases 37 to 41: what the log-probs are of, as the metrics show it."""
+"""Cases 37 to 41, 43, 44 and 48: what the log-probs are of, as the metrics show it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from cases.rows import ask, from_log_ratios, metric
+from verl_rollout_corr import correct
+from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.hooks.driver import TrainerState
 
 
 def everywhere(train: torch.Tensor, rollout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -66,3 +69,46 @@ def test_case_41_a_product_does_not_survive_length(length: int, product: float) 
     prefix = ask(batch, {"weights": {"level": "prefix_sum"}}).weights[0]
     assert prefix[0] == pytest.approx(math.exp(-0.003))
     assert prefix[-1] == pytest.approx(product, rel=2e-3)
+
+
+def _shares(batches: list[tuple[torch.Tensor, int]]) -> list[float]:
+    """`staleness_share` of each update of a run, each with its log-ratios and one lag for all rows."""
+    state, shares = TrainerState(), []
+    for log_ratios, lag in batches:
+        rollout = torch.full_like(log_ratios, -1.0)
+        lags = torch.full((len(log_ratios),), lag)
+        sums = correct(rollout + log_ratios, rollout, torch.ones_like(log_ratios), {}, staleness=lags).sums
+        applied = Applied.to_micro_batch(0, torch.ones(1, 1).bool(), torch.ones(1, 1).bool(), None)
+        shares.append(state.take(sums, applied).metrics(state.engine_k3)["rollout_corr/staleness_share"])
+    return shares
+
+
+def test_case_43_no_staleness_where_nothing_is_stale() -> None:
+    """A hundred updates at equal weights while the engine's gap grows from 1e-3 to .5: .915 before, by the growth."""
+    sign = torch.tensor([1.0, -1.0]).repeat(4, 4).double()
+    assert set(_shares([(sign * 1e-3 * 500 ** (s / 100), 0) for s in range(100)])) == {0.0}
+
+
+def test_case_44_one_absurd_row_does_not_decide_for_ever() -> None:
+    """A lag-0 token of probability 0, or of l = -30 among 3 sane updates, then rows of lag 1 with k3 of .1."""
+    stale = torch.full((4, 8), 0.4173, dtype=torch.float64)  # e^l - 1 - l = .1006
+    absurd = torch.full((1, 1), -torch.inf, dtype=torch.float64)
+    assert _shares([(absurd, 0), *[(stale, 1)] * 3])[1:] == [1.0] * 3
+    sane = torch.full((4, 8), 1e-2, dtype=torch.float64)
+    wild = torch.cat([sane, torch.full((1, 8), -30.0, dtype=torch.float64)])
+    shares = _shares([(wild, 0), (sane, 0), (sane, 0), *[(stale, 1)] * 3])
+    assert all(share > 0.99 for share in shares[3:])
+
+
+def test_case_48_one_log_prob_for_every_token() -> None:
+    """4 x 64, the trainer in (-.09, 0): the engine all 0.0, all -1.0, and as it should be."""
+    train = -0.09 * torch.rand(4, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mask = torch.ones(4, 64)
+    for constant in (0.0, -1.0):
+        found = correct(train, torch.full_like(train, constant), mask, {}).metrics
+        assert found["rollout_corr/constant_rollout_row_fraction"] == 1.0
+    zeros = correct(train, torch.zeros_like(train), mask, {}).metrics
+    assert zeros["rollout_corr/exact_zero_rollout_fraction"] == pytest.approx(float((train < -1e-3).double().mean()))
+    assert correct(train, train - 1e-3, mask, {}).metrics["rollout_corr/constant_rollout_row_fraction"] == 0.0
+    both = correct(torch.zeros(4, 64), torch.zeros(4, 64), mask, {}).metrics  # a mask moved onto padding
+    assert both["rollout_corr/constant_rollout_row_fraction"] == 0.0

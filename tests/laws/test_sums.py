@@ -64,7 +64,8 @@ def test_pieces_of_other_widths(seed: int) -> None:
         advantages = piece.advantages
         if advantages is not None and advantages.ndim == 2:
             advantages = advantages[:, :width]
-        trimmed = Batch(piece.train[:, :width], piece.rollout[:, :width], piece.mask[:, :width], advantages)
+        tensors = (tensor[:, :width] for tensor in (piece.train, piece.rollout, piece.mask))
+        trimmed = Batch(*tensors, advantages, piece.group_ids, piece.staleness)
         total = total + ask(trimmed, config).sums
     assert_same_metrics(whole.metrics, finalize(total))
 
@@ -118,7 +119,15 @@ def test_decide_is_correct_without_the_door(seed: int) -> None:
     config = random_config(rng) | {"invalid": "reject"}
     whole = correct(batch.train, batch.rollout, batch.mask, config, **batch.optional)
     groups = torch.tensor(batch.group_ids)
-    inner = decide(batch.train, batch.rollout, batch.mask, parse(config), advantages=batch.advantages, group_ids=groups)
+    inner = decide(
+        batch.train,
+        batch.rollout,
+        batch.mask,
+        parse(config),
+        advantages=batch.advantages,
+        group_ids=groups,
+        staleness=torch.tensor(batch.staleness),
+    )
     assert torch.equal(whole.keep, inner.keep)
     assert (whole.weights is None) == (inner.weights is None)
     if whole.weights is not None:

@@ -177,7 +177,8 @@ def test_core_keeps_what_staleness_is_computed_from(word: str) -> None:
 
 def test_core_is_all_without_the_bins() -> None:
     """The same values under the same names."""
-    every, core = (ask([[0.1, -2.0], [0.3]], {**everything(), "metrics": word}).metrics for word in ("all", "core"))
+    rows, lags = [[0.1, -2.0], [0.3]], torch.tensor([0, 1])
+    every, core = (ask(rows, {**everything(), "metrics": w}, staleness=lags).metrics for w in ("all", "core"))
     assert core == {name: value for name, value in every.items() if not name.startswith(f"{PREFIX}by_")}
 
 
