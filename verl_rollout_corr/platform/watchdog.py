@@ -17,12 +17,12 @@ import tempfile
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from verl_rollout_corr.platform import environment, members
+from verl_rollout_corr.platform import endings, environment, members
 from verl_rollout_corr.platform.members import Member
 from verl_rollout_corr.platform.work import Work, is_machinery
 
@@ -50,9 +50,16 @@ class Finding:
 
 @dataclass
 class Watched:
-    """What is known of a member of the run; `title` and `log` are kept for when it is dead."""
+    """What is known of a member of the run; `title` and `log` are kept for when it is dead.
+
+    `session` is the Ray that it was first seen in, `ancestors` the processes above it, and `excused` says that it was
+    meant to end.
+    """
 
     member: Member
+    session: object = field(default_factory=lambda: endings.session())
+    ancestors: frozenset[int] = frozenset()
+    excused: bool = False
     title: str = "a process that had not started up"
     log: Path | None = None
     gone_since: float | None = None
@@ -72,6 +79,7 @@ class Watched:
         try:
             self.title = _title(process) or self.title
             self.log = self.log or _standard_error_of(process)
+            self.ancestors = self.ancestors or frozenset(parent.pid for parent in process.parents())
             stopped = process.status() == psutil.STATUS_STOPPED
         except psutil.NoSuchProcess:
             return
@@ -79,7 +87,8 @@ class Watched:
 
     def dead(self, now: float, after: float) -> bool:
         """Whether it is gone, without having left. Ray ends its idle processes as it likes."""
-        return self.gone_since is not None and now - self.gone_since >= after and not self.title.startswith("ray::IDLE")
+        gone = self.gone_since is not None and now - self.gone_since >= after
+        return gone and not self.excused and not self.title.startswith("ray::IDLE")
 
     def stopped(self, now: float) -> str | None:
         """What to say of a process that is stopped for too long."""
@@ -167,6 +176,9 @@ class Watchdog:
     def death(self, now: float, after: float) -> str | None:
         """Who has been gone for so long, the first one first."""
         dead = [watched for watched in self.watched.values() if watched.dead(now, after)]
+        if dead:
+            _excuse(dead)
+            dead = [watched for watched in dead if not watched.excused]
         if not dead:
             return None
         # Of a parent and a child that are found dead at once, the parent took the child along.
@@ -193,6 +205,13 @@ class Watchdog:
         for watched in self.watched.values():
             lines += [f"  {watched.name}:", *(f"    {line}" for line in _innermost_frames(watched.member))]
         return "\n".join(lines)
+
+
+def _excuse(gone: list[Watched]) -> None:
+    """Those that Ray ended on purpose, with what they started, and those of a Ray that the driver has left since."""
+    session, ended = endings.session(), endings.ended_on_purpose()
+    for watched in gone:
+        watched.excused = watched.session != session or not ended.isdisjoint({watched.member.pid, *watched.ancestors})
 
 
 def _engine_above(member: Member) -> Member | None:
