@@ -10,8 +10,9 @@ from dataclasses import replace
 from enum import Enum
 
 import pytest
+import yaml
 
-from verl_rollout_corr import grammar
+from verl_rollout_corr import grammar, load_preset, parse, preset_names
 from verl_rollout_corr.grammar import (
     CRITERION_NAMES,
     LEVELS,
@@ -104,6 +105,34 @@ def test_specifications_are_values() -> None:
     assert config == replace(config, presets=("token_is",)) == replace(config, dump=grammar.Dump("somewhere", 3))
     assert hash(config) == hash(RolloutCorrConfig())
     assert len({Bounds(), Bounds(None, None), Bounds(upper=2.0)}) == 2
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_configuration_prints_as_yaml(name: str) -> None:
+    """Which parses back to it, as PyYAML reads it."""
+    config = load_preset(name, ["dump.dir='on: a #disk'", "dump.every=3"])
+    again = parse(yaml.safe_load(str(config)))
+    assert again == config
+    assert (again.dump, again.presets) == (config.dump, config.presets)
+
+
+def test_numbers_and_words_survive_yaml() -> None:
+    """1e-05 is text to YAML 1.1, `on` is true, and a level of null is no weights."""
+    reject = {"token_k1": {"lower": 1e-5, "upper": 1e22}, "lag": {"upper": 0, "when": "outward"}}
+    config = parse({"reject": reject, "dump": {"dir": "on"}})
+    assert str(config).splitlines()[:8] == [
+        "mode: decoupled",
+        "loss: ppo_clip",
+        "weights:",
+        "  level: null",
+        "reject:",
+        "  token_k1:",
+        "    lower: 1.0e-05",
+        "    upper: 1.0e+22",
+    ]
+    again = parse(yaml.safe_load(str(config)))
+    assert again == config
+    assert again.dump.dir == "on"
 
 
 def test_advantages_are_needed_for_a_sign_only() -> None:

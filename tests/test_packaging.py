@@ -149,3 +149,51 @@ def test_the_metadata(built: dict[str, Path]) -> None:
 
 def test_the_conf_at_the_root_is_the_package_s() -> None:
     assert (ROOT / "conf").resolve() == (ROOT / NAME / "conf").resolve()
+
+
+TYPED = """
+from verl_rollout_corr import Correction, correct, decide, finalize, load_preset
+reveal_type(correct)
+result = correct([[-1.0]], [[-1.0]], [[1]], "k3_rs")
+reveal_type(result)
+reveal_type(result.criteria["seq_mean_k3"].value)
+reveal_type(result.rows())
+reveal_type(finalize(result))
+reveal_type(load_preset("k3_rs"))
+wrong: int = result.metrics
+"""
+
+
+def pyright(*arguments: str | Path, cwd: Path) -> dict[str, Any]:
+    """What pyright says, of installed packages alone."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, "-m", "pyright", "--outputjson", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def test_type_checkers_see_the_types(built: dict[str, Path], tmp_path: Path) -> None:
+    """Of the wheel: `py.typed` is where checkers look for it (without it mypy takes every name for Any)."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    with zipfile.ZipFile(built["wheel"]) as archive:
+        archive.extractall(site)
+    # Not by a path file: pyright would follow this environment's own to the editable checkout.
+    (site / "torch").symlink_to(Path(sysconfig.get_paths()["purelib"]) / "torch")
+    python = tmp_path / "env" / "bin" / "python"
+    (tmp_path / "script.py").write_text(TYPED)
+
+    assert (site / NAME / "py.typed").is_file()
+    found = pyright("--pythonpath", python, "script.py", cwd=tmp_path)["generalDiagnostics"]
+    revealed = [entry["message"] for entry in found if entry["severity"] == "information"]
+    assert "-> Correction" in revealed[0]
+    assert [re.search(r'is "(.*)"', message)[1] for message in revealed[1:]] == [  # type: ignore[index]
+        "Correction",
+        "Tensor",
+        "list[dict[str, Any]]",
+        "dict[str, float]",
+        "RolloutCorrConfig",
+    ]
+    errors = [entry["message"] for entry in found if entry["severity"] == "error"]
+    assert len(errors) == 1, errors  # the line that is wrong on purpose
+    assert '"dict[str, float]" is not assignable to "int"' in errors[0]

@@ -18,14 +18,14 @@ from verl_rollout_corr.errors import (
 
 if TYPE_CHECKING:
     from verl_rollout_corr.api import correct as correct
+    from verl_rollout_corr.api import decide as decide
+    from verl_rollout_corr.api import finalize as finalize
     from verl_rollout_corr.configuration.parser import parse as parse
     from verl_rollout_corr.configuration.presets import load_preset as load_preset
     from verl_rollout_corr.configuration.presets import preset_names as preset_names
+    from verl_rollout_corr.face.correction import Correction as Correction
     from verl_rollout_corr.grammar import RolloutCorrConfig as RolloutCorrConfig
-    from verl_rollout_corr.maths.correction import Correction as Correction
     from verl_rollout_corr.maths.correction import Decision as Decision
-    from verl_rollout_corr.maths.correction import decide as decide
-    from verl_rollout_corr.maths.metrics import finalize as finalize
     from verl_rollout_corr.maths.sums import Sums as Sums
 
 __version__ = "0.1.0"
@@ -33,10 +33,10 @@ __version__ = "0.1.0"
 
 HOMES = {
     "correct": "api",
-    "decide": "maths.correction",
-    "Correction": "maths.correction",
+    "decide": "api",
+    "finalize": "api",
+    "Correction": "face.correction",
     "Decision": "maths.correction",
-    "finalize": "maths.metrics",
     "Sums": "maths.sums",
     "load_preset": "configuration.presets",
     "preset_names": "configuration.presets",
@@ -68,3 +68,7 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

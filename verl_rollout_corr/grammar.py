@@ -6,8 +6,10 @@ so a statistic or a weight level is described once. The string under a word is i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from typing import Any, cast
 
 
 class _Word(str, Enum):
@@ -346,6 +348,10 @@ class RolloutCorrConfig:
     dump: Dump = field(default=Dump(), compare=False)
     presets: tuple[str, ...] = field(default=(), compare=False)  # names as given, for the start-up line only
 
+    def __str__(self) -> str:
+        """YAML that parses back: every key of the node, also those at their default."""
+        return _yaml(_plain(self))
+
     @property
     def needs_advantages(self) -> bool:
         """Whether a criterion looks at the sign of the advantage."""
@@ -355,6 +361,55 @@ class RolloutCorrConfig:
     def needs_staleness(self) -> bool:
         """Whether a criterion looks at the lag of a row."""
         return any(criterion.stat is Stat.LAG for criterion in self.reject)
+
+
+def _plain(value: Any) -> Any:
+    """A specification as YAML's values, in the order of its fields; bounds and presets that are not there are left out.
+
+    Bounds stand among the keys of what they bound, criteria under their names.
+    """
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, tuple):
+        return {item.name: _plain(item) for item in cast("tuple[Criterion, ...]", value)}
+    if not is_dataclass(value):
+        return value
+    shown: dict[str, Any] = {}
+    for name in (entry.name for entry in fields(value)):
+        item = getattr(value, name)
+        if isinstance(item, Bounds):
+            shown |= {side: bound for side, bound in vars(item).items() if bound is not None}
+        elif isinstance(value, Criterion) and name != "when":
+            continue  # its words are its name
+        elif name == "presets":
+            shown |= {name: list(item)} if item else {}
+        else:
+            shown[name] = {"level": None} if name == "weights" and item is None else _plain(item)
+    return shown
+
+
+def _yaml(value: Any, indent: str = "") -> str:
+    """Block style for mappings. Numbers and texts are written as JSON writes them, which YAML 1.1 reads the same."""
+    lines: list[str] = []
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            lines += [f"{indent}{key}:", _yaml(item, indent + "  ")]
+        else:
+            lines.append(f"{indent}{key}: {_scalar(item)}")
+    return "\n".join(lines)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return value if value.replace("_", "").isalpha() and value not in _READ_AS_ELSE else json.dumps(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_scalar, cast('list[str]', value)))}]"
+    text = json.dumps(value)
+    # YAML 1.1, which PyYAML reads, takes 1e-05 for text, and 1.0e-05 for a number.
+    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+
+
+_READ_AS_ELSE = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
 
 
 def _criteria() -> tuple[Criterion, ...]:

@@ -19,13 +19,18 @@ from verl_rollout_corr.maths.sums import Sums
 from verl_rollout_corr.maths.weights import weigh
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Decision:
     """Weights (float32, or None), keep (the mask's dtype) and sums of a padded batch."""
 
     weights: Tensor | None
     keep: Tensor
     sums: Sums
+
+    def __repr__(self) -> str:
+        weights = "None" if self.weights is None else f"{self.weights.dtype}"
+        # Values would wait for the device.
+        return f"Decision(weights {weights}, keep {self.keep.dtype}, rows {self.keep.size(0)})"
 
 
 @dataclass(frozen=True)
