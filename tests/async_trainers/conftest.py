@@ -16,6 +16,6 @@ else:
         importlib.import_module("verl.trainer.ppo.v1")
         importlib.import_module("verl.experimental.one_step_off_policy.ray_trainer")
 
-from e2e.conftest import assets, model, start  # noqa: E402
+from e2e.conftest import assets, model, start, start_plan  # noqa: E402
 
-__all__ = ["assets", "model", "start"]
+__all__ = ["assets", "model", "start", "start_plan"]

@@ -8,11 +8,11 @@ without.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from forked import BARE, Warm
 
 ROOT = Path(__file__).parents[2]
 HOOK = "verl_rollout_corr.hooks.plugin"
@@ -60,14 +60,25 @@ for owner, name in (
 """
 
 
-def python(code: str, *arguments: str, hook: bool) -> str:
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs code in a process of its own, which imports verl and its plug-ins, and answers what it printed."""
+    folder = tmp_path_factory.mktemp("code")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "VERL_USE_EXTERNAL_PLUGINS": "none"}
-    environment["VERL_USE_EXTERNAL_MODULES"] = HOOK if hook else ""
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with Warm(BARE, environment) as warm:
+
+        def run(code: str, *arguments: str, hook: bool) -> str:
+            (folder / "code_of_a_test.py").write_text(code)
+            env = {"VERL_USE_EXTERNAL_MODULES": HOOK if hook else ""}
+            done = warm.run("code_of_a_test", arguments, cwd=folder, env=env)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        yield run
 
 
 def seams(output: str) -> dict[str, bool]:
@@ -77,7 +88,7 @@ def seams(output: str) -> dict[str, bool]:
 
 
 @pytest.fixture(scope="module")
-def pickled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pickled(python: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The class as a process with a preset sends it."""
     file = tmp_path_factory.mktemp("class") / "class.pickle"
     python(SENDER, str(file), hook=True)
@@ -85,7 +96,7 @@ def pickled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("hook", [True, False], ids=["with_the_hook", "without_the_hook"])
-def test_the_hook_is_on_where_the_trainer_lives_and_nowhere_else(pickled: Path, hook: bool) -> None:
+def test_the_hook_is_on_where_the_trainer_lives_and_nowhere_else(python: Run, pickled: Path, hook: bool) -> None:
     """Without the hook there the class must be verl's own, so that the actor sees a batch that was not corrected and
     refuses it.
     """

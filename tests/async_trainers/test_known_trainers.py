@@ -35,10 +35,11 @@ KNOWN = [
 
 def configuration(preset: str | None = "k3_rs") -> Any:
     spec = json.dumps(to_mapping(load_preset(preset))) if preset else None
+    loss_mode = "rollout_corr" if preset is not None and preset.startswith("bypass") else "vanilla"
     config = OmegaConf.create(
         {
             "algorithm": {"rollout_correction": {"rollout_corr": spec}},
-            "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "vanilla", "rollout_corr": spec}}},
+            "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": loss_mode, "rollout_corr": spec}}},
         }
     )
     OmegaConf.set_struct(config, True)  # as Hydra composes it
@@ -131,18 +132,19 @@ def test_a_known_trainer_says_in_its_process_what_is_active(capsys: pytest.Captu
     assert capsys.readouterr().out.count("[rollout_corr] active role=trainer") == 1
 
 
+@pytest.mark.parametrize("preset", ["k3_rs", "bypass_ppo_clip_k3_rs"])
 @pytest.mark.usefixtures("announced")
-def test_an_actor_is_built_for_a_hooked_trainer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_is_built_for_a_hooked_trainer_only(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the actor's process: the configuration as a hooked trainer hands it out, and as any other does."""
     monkeypatch.setattr(activity, "in_ray_actor", lambda: True)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WG_PREFIX", "actor")
-    config = configuration()
+    config = configuration(preset)
     with pytest.raises(
         HookError, match=r"the process of the trainer.*did not load the hook.*VERL_USE_EXTERNAL_PLUGINS"
     ):
         RolloutCorrPolicyLossConfig(**config.actor_rollout_ref.actor.policy_loss)
-    driver.admit(object.__new__(OneStepOffRayTrainer), load_preset("k3_rs"), config)
+    driver.admit(object.__new__(OneStepOffRayTrainer), load_preset(preset), config)
     built = RolloutCorrPolicyLossConfig(**config.actor_rollout_ref.actor.policy_loss)
     assert built.rollout_corr_trainer == compat.known_trainer(OneStepOffRayTrainer).path
 

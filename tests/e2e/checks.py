@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,33 +13,22 @@ from oracle.decisions import Decided
 from oracle.metrics import metrics as oracle_metrics
 
 import verl_rollout_corr
-from e2e import independent, reading, records
+from e2e import independent, reading
 from e2e.launch import Finished
+from e2e.plans import Planned
 from e2e.records import Row, Step
 
 BY_TRAINER = {"applied_kept_fraction", "applied_weight", "applied_clipped_fraction", "staleness_share"}
 """What is not a function of the batch's sums alone."""
 
 
-def green(run: Finished, steps: int, *, actors: int = 1, words: Sequence[str] = ()) -> dict[int, dict[str, float]]:
-    """The run ended well, logged every step, and every process said what is active. Returns step -> metrics."""
-    assert run.returncode == 0, f"{run.name} ended with {run.returncode}:\n{run.tail()}"
-    tracked = reading.steps(run.log)
-    tracked.pop(0, None)  # the validation before training
-    assert list(tracked) == list(range(1, steps + 1)), run.tail()
+def said(run: Finished, *, actors: int = 1, words: Sequence[str] = ()) -> None:
+    """Every process said what is active, and all the same."""
     said = reading.roles(run.log)
     assert set(said) == {"driver", "trainer", *(f"actor{rank}" for rank in range(actors))}, said
     assert len(set(said.values())) == 1, "the processes do not agree on what is active"
     for word in (*words, "verl=0.9.1"):
         assert word in next(iter(said.values())), said
-    return tracked
-
-
-def updates(run: Finished, steps: int) -> dict[int, Step]:
-    """What reached the actor's loss, for every step of a trainer that updates once per step."""
-    found = records.read(run.records)
-    assert list(found) == list(range(1, steps + 1))
-    return found
 
 
 def decided(step: Step) -> Decided:
@@ -72,17 +62,23 @@ def partly_rejected(step: Step) -> None:
     assert 0 < sum(kept) < len(kept), f"{sum(kept)} of {len(kept)} rows are kept: move the bound"
 
 
-def tracker(step: Step, want: Decided, logged: Mapping[str, float], *, lag: int = 0) -> None:
-    """Every rollout_corr/* value of the tracker is the oracle's where it has one, and finalize's
-    elsewhere.
+BY_LAG = ("by_staleness/", "noise_floor_k3_kl")
+"""Metrics that depend on the lags of the rows, which are not recorded."""
+
+
+def tracker(step: Step, want: Decided, logged: Mapping[str, float], *, lag: int | None = 0) -> None:
+    """Every rollout_corr/* value of the tracker is the oracle's where it has one, and finalize's elsewhere.
+
+    `lag` is that of every row; None: they have several.
     """
     ours = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
     for name, value in oracle_metrics(want, step.config).items():
         assert ours.get(name) == pytest.approx(value, rel=2e-6, abs=1e-9), name
-    again = finalized(step, lag)
+    again = finalized(step, lag or 0)
     assert set(ours) == set(again) | BY_TRAINER
     for name, value in again.items():
-        assert ours[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
+        if lag is not None or not name.startswith(BY_LAG):
+            assert ours[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
     mask, kept, weight = _applied(step.rows)
     assert ours["applied_kept_fraction"] == pytest.approx(kept / mask, rel=1e-9)
     assert ours["applied_weight"] == pytest.approx(weight / mask, rel=1e-6)
@@ -110,15 +106,17 @@ def _applied(rows: Sequence[Row]) -> tuple[int, int, float]:
     return mask, kept, total
 
 
-def first_step(run: Finished, model: Any, step: Step, logged: Mapping[str, float]) -> None:
-    """Policy loss and gradient norm of the first update are those of an independent computation; without correction
-    they are not.
+def first_step(run: Finished, model: Any, step: Step, logged: Mapping[str, float], *, acts: bool = True) -> None:
+    """Policy loss and gradient norm of an update from the model's first weights are those of an independent
+    computation; without correction they are not, if it `acts`.
     """
     again = independent.first_step(model, step)
-    assert logged["actor/pg_loss"] == pytest.approx(again.loss, abs=2e-6)
+    assert logged["actor/pg_loss"] == pytest.approx(again.loss, rel=1e-5, abs=2e-6)
     assert logged["actor/grad_norm"] == pytest.approx(again.grad_norm, rel=1e-4)
     for row, log_probs in zip(step.rows, again.log_probs, strict=True):
         torch.testing.assert_close(log_probs[row.mask], row.log_prob[row.mask], rtol=0, atol=2e-5)
+    if not acts:
+        return
     plain = independent.first_step(model, step, corrected=False)
     for name, right, wrong in (
         ("actor/pg_loss", again.loss, plain.loss),
@@ -129,12 +127,11 @@ def first_step(run: Finished, model: Any, step: Step, logged: Mapping[str, float
         assert abs(logged[name] - wrong) > max(20 * error, 1e-6), f"{name}: the correction changes nothing here"
 
 
-def corrected(run: Finished, model: Any, steps: int, *, actors: int = 1, words: Sequence[str] = ()) -> dict[int, Step]:
-    """All of the above, for a run whose data is fresh at every step."""
-    logged, seen = green(run, steps, actors=actors, words=words), updates(run, steps)
-    for number, step in seen.items():
-        want = decided(step)
-        applied(step, want)
-        tracker(step, want, logged[number])
-    first_step(run, model, seen[1], logged[1])
-    return seen
+def ended_by_a_death(ran: Planned, cause: str) -> None:
+    """The run of which something was killed ended with an error that says so, and trained no further than its log."""
+    assert ran.run.returncode not in (0, -9), ran.run.tail()
+    text = reading.plain(ran.run.log)
+    assert re.search(rf"{cause}.*(died|killed)|(died|killed).*{cause}", text), ran.run.tail()
+    last = max(ran.lines)
+    assert last < len(ran.plan) + 100, "it went on to its end"
+    assert max(ran.records) <= last + 1, "something was trained on after what was logged"

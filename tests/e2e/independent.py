@@ -6,6 +6,7 @@ The decisions come from tests/oracle, fed with the log-probs of this forward pas
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,9 @@ class Recomputed:
     decided: Decided
 
 
+@functools.lru_cache(maxsize=1)
 def load(model: Path) -> torch.nn.Module:
-    """The assets' model in fp32, as the actor starts with it."""
+    """The assets' model in fp32, as the actor starts with it. Nobody may change its parameters."""
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
     return loaded.eval()
 
@@ -90,6 +92,7 @@ def first_step(
     equal.
     """
     model, config, rows = load(model_path), step.config, step.rows
+    model.zero_grad(set_to_none=True)
     outputs = [forward(model, row, step.temperature) for row in rows]
     detached = [log_probs.detach() for log_probs, _ in outputs]
     decided = decisions(step, detached, config)

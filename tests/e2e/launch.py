@@ -116,14 +116,14 @@ def launch(
     *,
     module: str = "verl.trainer.main_ppo",
     env: Mapping[str, str | None] | None = None,
-    timeout: float = 300.0,
+    timeout: float = 3600.0,
     first_on_path: Path | None = None,
     meanwhile: Callable[[str, Path], None] | None = None,
 ) -> Finished:
     """Runs `python -m module arguments` in `folder` and returns when it ended.
 
     `meanwhile` gets the run's mark and the path of its log and is called every half second while the run lives. After
-    `timeout` seconds the run is ended, with return code -9.
+    `timeout` seconds, far more than a run takes on a busy machine, it is ended, with return code -9.
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark, ray_dir = uuid.uuid4().hex, tempfile.mkdtemp(prefix="rc")  # short: Ray puts sockets into it

@@ -100,19 +100,29 @@ class Step:
     def first_epoch(self, epochs: int) -> Step:
         """Each row once, where every row is trained on `epochs` times."""
         chosen: list[MicroBatch] = []
-        for rank in sorted({micro.rank for micro in self.micro_batches}):
+        for rank in self.ranks:
             own = [micro for micro in self.micro_batches if micro.rank == rank]
             chosen += _first_rows(own, sum(len(micro) for micro in own) // epochs)
         return Step(chosen)
 
     def first_mini_batch(self, rows: int) -> Step:
-        """The first update's rows, with a single rank."""
-        return Step(_first_rows(self.micro_batches, rows))
+        """Those of the first mini-batch, of `rows` rows over all ranks."""
+        chosen: list[MicroBatch] = []
+        for rank in self.ranks:
+            own = [micro for micro in self.micro_batches if micro.rank == rank]
+            chosen += _first_rows(own, rows // len(self.ranks))
+        return Step(chosen)
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({micro.rank for micro in self.micro_batches})
 
     @property
     def loss(self) -> float:
-        """What the micro-batches' losses add to: they divide by the counts of the mini-batch."""
-        return sum(micro.record["loss"] for micro in self.micro_batches)
+        """What the micro-batches' losses add to: they divide by the counts of the mini-batch, and the gradient is the
+        mean over the ranks.
+        """
+        return sum(micro.record["loss"] for micro in self.micro_batches) / len(self.ranks)
 
     @property
     def config(self) -> dict[str, Any]:

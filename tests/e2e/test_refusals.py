@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from async_trainers.programs import ENVIRONMENT, PROGRAMS
+from forked import BARE, Warm
 
 from e2e import reading
 from e2e.conftest import Launch
-from e2e.launch import Finished, launch
+from e2e.launch import environment
 from e2e.settings import ACTOR, ROLLOUT, overrides
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
+MAIN = "verl.trainer.main_ppo"
 PLATFORM = "verl_rollout_corr.platform.autoload"
 K3 = {"+rollout_corr": "k3_rs"}
 
@@ -26,6 +30,7 @@ class Refusal:
     overrides: dict[str, Any]
     says: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
+    module: str = MAIN
 
 
 def changed_verl(change: str) -> dict[str, str]:
@@ -75,6 +80,17 @@ BROKEN = {
 }
 """Processes in which the hook is not whole, or verl is another one."""
 
+OWN = "algorithm.rollout_correction"
+NO_LOG_PROBS = (f"{ROLLOUT}.calculate_log_probs is false",)
+BY_HAND = (f"{OWN}.bypass_mode is true", "rollout_corr.mode is 'decoupled'")
+
+
+def asynchronous(name: str, more: dict[str, Any], says: tuple[str, ...]) -> Refusal:
+    """The same for an asynchronous trainer's own main program and configuration."""
+    program = PROGRAMS[name]
+    return Refusal(program.overrides(2, K3 | more), says, ENVIRONMENT, program.module)
+
+
 REFUSED = {
     "no_log_probs": Refusal(
         K3 | {f"{ROLLOUT}.calculate_log_probs": False},
@@ -100,56 +116,74 @@ REFUSED = {
     "kept_in_bypass": Refusal(
         {"+rollout_corr": "bypass_ppo_clip_k3_rs", "rollout_corr.denominator": "kept"}, ("denominator", "bypass")
     ),
+    **{
+        f"no_log_probs_{name}": asynchronous(name, {f"{ROLLOUT}.calculate_log_probs": False}, NO_LOG_PROBS)
+        for name in PROGRAMS
+    },
+    # The shipped configuration of these two says bypass_mode: true, which the preset overrides; not a user's own.
+    **{
+        f"by_hand_{name}": asynchronous(name, {f"{OWN}.bypass_mode": True}, BY_HAND)
+        for name in ("one_step_off", "fully_async")
+    },
 }
 
 
-def assert_stopped_before_ray(run: Finished, says: tuple[str, ...]) -> None:
-    text = reading.plain(run.log)
-    assert run.returncode != 0, run.tail()
+Ended = subprocess.CompletedProcess[str]
+
+
+def assert_stopped_before_ray(done: Ended, says: tuple[str, ...]) -> None:
+    text = reading.plain(done.stdout + done.stderr)
+    assert done.returncode != 0, text
     for words in says:
-        assert words in text, run.tail()
-    assert reading.RAY_STARTED not in text, run.tail()
+        assert words in text, text
+    assert reading.RAY_STARTED not in text
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_process_without_a_whole_hook_ends_before_ray_starts(name: str, start: Launch) -> None:
-    refusal = BROKEN[name]
-    run = start(name, 1, refusal.overrides, env=refusal.env, timeout=120)
-    assert_stopped_before_ray(run, refusal.says)
+def words(assets: Path, folder: Path, more: Mapping[str, Any]) -> list[str]:
+    return overrides(assets, folder, steps=1, more=more)
 
 
 @pytest.fixture(scope="module")
-def refused(assets: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
-    """The configurations of REFUSED, each in a process of its own, forked from one that has imported verl."""
-    folder = tmp_path_factory.mktemp("refused")
-    cases = {
-        name: overrides(assets, folder / name, steps=1, more=refusal.overrides) for name, refusal in REFUSED.items()
-    }
-    (folder / "cases.json").write_text(json.dumps(cases))
-    run = launch(
-        "refused", folder, ["cases.json"], module="e2e_many_mains", env={"HYDRA_FULL_ERROR": None}, timeout=240
-    )
-    assert run.returncode == 0, run.tail()
-    codes = json.loads((folder / "codes.json").read_text())
-    return {
-        name: Finished(name, cases[name], folder, codes[name], run.seconds, (folder / f"{name}.txt").read_text())
-        for name in cases
-    }
+def fresh() -> Iterator[Warm]:
+    """Forks programs that import verl, and with it the plug-ins, themselves."""
+    with Warm(BARE, environment({}, mark="refusals", ray_dir="", first_on_path=None)) as warm:
+        yield warm
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_configuration_that_cannot_be_corrected_is_refused(name: str, refused: dict[str, Finished]) -> None:
-    assert_stopped_before_ray(refused[name], REFUSED[name].says)
-    assert "Traceback" not in refused[name].log, refused[name].tail()
+@pytest.fixture(scope="module")
+def hooked() -> Iterator[Warm]:
+    """Forks programs after the import of verl, and with it the plug-ins."""
+    shown = {"HYDRA_FULL_ERROR": None}
+    with Warm([MAIN], environment(shown, mark="refusals", ray_dir="", first_on_path=None)) as warm:
+        yield warm
 
 
-def test_another_version_of_verl_is_refused(start: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_process_without_a_whole_hook_ends_before_ray_starts(
+    name: str, fresh: Warm, assets: Path, tmp_path: Path
+) -> None:
+    refusal = BROKEN[name]
+    done = fresh.run(MAIN, words(assets, tmp_path, refusal.overrides), cwd=tmp_path, env=refusal.env)
+    assert_stopped_before_ray(done, refusal.says)
+
+
+def test_another_version_of_verl_is_refused(fresh: Warm, assets: Path, tmp_path: Path) -> None:
     """An installed verl 0.10.0, as far as its metadata says."""
     info = tmp_path / "verl-0.10.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.10.0\n")
-    run = start("other_version", 1, K3, first_on_path=tmp_path, timeout=120)
-    assert_stopped_before_ray(run, ("found verl 0.10.0", "supported: 0.9.1"))
+    done = fresh.run(MAIN, words(assets, tmp_path, K3), cwd=tmp_path, first_on_path=tmp_path)
+    assert_stopped_before_ray(done, ("found verl 0.10.0", "supported: 0.9.1"))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_configuration_that_cannot_be_corrected_is_refused(
+    name: str, hooked: Warm, assets: Path, tmp_path: Path
+) -> None:
+    refusal = REFUSED[name]
+    done = hooked.run(refusal.module, words(assets, tmp_path, refusal.overrides), cwd=tmp_path, env=refusal.env)
+    assert_stopped_before_ray(done, refusal.says)
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 @dataclass(frozen=True)
@@ -166,11 +200,12 @@ LATER = {
 }
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("name", LATER)
 def test_a_hook_that_fails_in_a_later_process_ends_the_run_before_the_first_step(name: str, start: Launch) -> None:
     broken = LATER[name]
     env = {"VERL_USE_EXTERNAL_MODULES": f"{PLATFORM},e2e_break_import", **broken.env}
-    run = start(name, 1, K3, env=env, timeout=240)
+    run = start(name, 1, K3, env=env)
     assert run.returncode not in (0, -9), run.tail()
     assert broken.says in reading.plain(run.log), run.tail()
     assert not reading.steps(run.log)

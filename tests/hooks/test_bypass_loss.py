@@ -10,8 +10,7 @@ from torch import Tensor
 
 from hooks import direct
 from hooks.rows import Row
-from verl_rollout_corr import HookError, correct
-from verl_rollout_corr.hooks import wire
+from verl_rollout_corr import correct
 from verl_rollout_corr.hooks.wire import APPLIED_METRIC
 from verl_rollout_corr.maths import inputs, losses
 
@@ -71,34 +70,6 @@ def test_half_precision_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [one.having(old_log_probs=one.columns["old_log_probs"].bfloat16()) for one in ROWS]
     with pytest.warns(UserWarning, match=r"log-probs came as torch\.bfloat16"):
         direct.call(config, rows, log_probs=CURRENT)
-
-
-def test_rows_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lags 0, 2 and unknown with a bound of 1: the second row is silent, and the third trains."""
-    config = direct.configuration({"mode": "bypass", "loss": "reinforce", "reject": {"lag": {"upper": 1}}}, monkeypatch)
-    rows = [one.having(**{wire.STALENESS: torch.tensor(lag)}) for one, lag in zip(ROWS, (0, 2, -1), strict=True)]
-    found = direct.call(config, rows, log_probs=CURRENT)
-    expect([(gradient * TOKENS).tolist() for gradient in found.gradients], [-1.0] * 2, [0.0] * 2, [-3.0, 0.0, -3.0])
-
-
-def test_lag_without_the_trainers_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row would pass as one of unknown lag."""
-    config = direct.configuration({"mode": "bypass", "reject": {"lag": {"upper": 1}}}, monkeypatch)
-    rows = [one.without(wire.STALENESS) for one in ROWS]
-    with pytest.raises(HookError, match=r"no column rollout_corr_staleness.*reject\.lag"):
-        direct.call(config, rows, log_probs=CURRENT)
-
-
-def test_a_trust_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    """|pi - mu| at mu = e^-2 is .0142, .0300 | .0878 twice | .0142, -, .0129; the advantages are 1, -2 and 3.
-
-    Beyond .02 are the second token of row 0, which leads away, and row 1, where r > 1 and A < 0 lead back. At .01 the
-    first tokens of rows 0 and 2 go too, and the last one leads back.
-    """
-    for bound, left in ((0.02, ([1, 0], [1, 1], [1, 0, 1])), (0.01, ([0, 0], [1, 1], [0, 0, 1]))):
-        spec = {"loss": "reinforce", "reject": {"token_tv": {"upper": bound, "when": "outward"}}}
-        want = [[-a * keep for keep in row] for row, a in zip(left, (1.0, -2.0, 3.0), strict=True)]
-        expect(gradients(monkeypatch, spec), *want)
 
 
 def test_reinforce_with_rejection(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.hooks import driver, updates
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.driver import FromWorkers
-from verl_rollout_corr.maths.metrics import finalize
 
 
 def trainer() -> Any:
@@ -154,16 +153,3 @@ def test_statistics_that_did_not_come() -> None:
 
 def test_the_horizon_is_the_longest_response() -> None:
     assert driver.horizon(trainer().config) == 12
-
-
-@pytest.mark.parametrize("layout", [jagged, torch.Tensor.clone])
-def test_rows_that_are_too_old_are_rejected_by_the_trainer(layout: Any) -> None:
-    """Decoupled mode, lags 0, 2 and unknown with a bound of 1."""
-    ones, half = torch.ones(3, 2), torch.full((3, 2), -0.5)
-    columns = {name: layout(half) for name in ("old_log_probs", "rollout_log_probs", "advantages")}
-    batch = driver.TrainerBatch({**columns, "response_mask": layout(ones)}, None, [None] * 3, padding=0)
-    decided = driver.decide_batch(batch, parse({"reject": {"lag": {"upper": 1}}}), torch.tensor([0, 2, -1]))
-    assert decided.keep is not None
-    assert [row.tolist() for row in decided.keep.unbind()] == [[1, 1], [0, 0], [1, 1]]
-    assert decided.sums is not None
-    assert finalize(decided.sums)["rollout_corr/rollout_rs_lag_unknown_fraction"] == pytest.approx(1 / 3)

@@ -1,14 +1,18 @@
 """An agent loop with what agents bring: turns with a tool between them, sessions of several rows, and a row in which
-the policy produced nothing.
+the policy produced nothing. In the steps of E2E_AGENT_STEPS; in the others, the recipe's own loop.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
 from typing import Any
 from uuid import uuid4
 
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from seeded_rollouts import SeededRollouts
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+STEPS = {int(step) for step in os.environ.get("E2E_AGENT_STEPS", "").split(",") if step}
 
 TURN = 4
 """Tokens of a turn."""
@@ -18,13 +22,15 @@ agent loop.
 """
 
 
-class Agents(AgentLoopBase):
+class Agents(SeededRollouts):
     """By session: 0 answers at once; 1 calls the tool; 2 starts its second row from what the first saw; 3 has a first
     row of the tool's tokens alone.
     """
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> Any:
         """One row, or a list of rows."""
+        if kwargs["global_steps"] not in STEPS:
+            return await super().run(sampling_params, priority, **kwargs)
         prompt = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
         seed = zlib.crc32(repr([kwargs[name] for name in ("global_steps", "index", "session_id")]).encode())
 

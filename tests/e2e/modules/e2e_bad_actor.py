@@ -1,7 +1,8 @@
-"""An actor whose forward pass gives NaN for the third response token of row 5, in the second update."""
+"""An actor whose forward pass gives NaN for the third response token of row 5, in the update E2E_BAD_UPDATE."""
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import Any
 
@@ -9,7 +10,7 @@ import e2e_updates
 import torch
 from e2e_after_import import after_import
 
-ROW, POSITION, UPDATE = 5, 2, 2
+ROW, POSITION, UPDATE = 5, 2, int(os.environ["E2E_BAD_UPDATE"])
 
 
 def _spoil(engine: ModuleType) -> None:

@@ -9,21 +9,47 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import random
+import zlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from e2e_after_import import after_import
 
-FAULTS: dict[str, Callable[[list[float]], list[float] | None]] = {
-    "nan": lambda log_probs: [math.nan, *log_probs[1:]],
-    "none": lambda log_probs: None,
-    "short": lambda log_probs: log_probs[:-1],
-    "shift": lambda log_probs: [log_probs[-1], *log_probs[:-1]],
-}
+LogProbs = list[float]
 EVERY = 8
-"""`nan`, `none` and `short` happen to every eighth sample; `shift` to all, as it does in the field."""
-_plan = dict(reversed(entry.split("@")) for entry in os.environ["E2E_ENGINE"].split(","))
+"""`nan`, `none` and `short` happen to every eighth sample; `shift` and `drift` to all, as they do in the field."""
+SURE = -1e-4
+
+
+def _drift(log_probs: LogProbs, tokens: list[int]) -> LogProbs:
+    """A mismatch of every kind that a criterion looks for, by the sample's own tokens: of four samples one is exact,
+    one is off by little that cancels, one is off with tokens of which the engine is far too sure or not sure enough,
+    and one is everywhere surer than it should be.
+    """
+    drawn = random.Random(zlib.crc32(repr(list(tokens)).encode()))
+    kind = drawn.randrange(4)
+
+    def off(place: int, log_prob: float) -> float:
+        if kind == 1:
+            return log_prob + (0.02 if place % 2 else -0.02) + 0.0004
+        if kind == 2:
+            rare = drawn.random()
+            return -0.1 if rare < 0.15 else log_prob - 2 if rare < 0.3 else log_prob + drawn.gauss(0, 0.3)
+        return log_prob + 0.8 if kind == 3 else log_prob
+
+    return [min(off(place, log_prob), SURE) if kind else log_prob for place, log_prob in enumerate(log_probs)]
+
+
+FAULTS: dict[str, Callable[[LogProbs, list[int]], LogProbs | None]] = {
+    "nan": lambda log_probs, _: [math.nan, *log_probs[1:]],
+    "none": lambda log_probs, _: None,
+    "short": lambda log_probs, _: log_probs[:-1],
+    "shift": lambda log_probs, _: [log_probs[-1], *log_probs[:-1]],
+    "drift": _drift,
+}
+_plan = {version: fault for fault, version in (entry.split("@") for entry in os.environ["E2E_ENGINE"].split(","))}
 _count = itertools.count()
 
 
@@ -33,8 +59,8 @@ def _spoil(server: ModuleType) -> None:
     async def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = await original(self, *args, **kwargs)
         fault = _plan.get(str(self.global_steps))
-        if fault is not None and output.log_probs and (fault == "shift" or next(_count) % EVERY == 0):
-            output.log_probs = FAULTS[fault](list(output.log_probs))
+        if fault is not None and output.log_probs and (fault in ("shift", "drift") or next(_count) % EVERY == 0):
+            output.log_probs = FAULTS[fault](list(output.log_probs), output.token_ids)
         return output
 
     server.vLLMHttpServer.generate = generate
