@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+
+_REMEDY = re.compile(r"(?<=[.:)]) (?=(?:Did you mean|Write|Leave) )")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a configuration: its key, what was found there and why not, what to write."""
+
+    key: str
+    found: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.key, self.found, self.remedy)))
+
+    @classmethod
+    def read(cls, message: str) -> Problem:
+        """The parts of a message, which reads `<key> is <value>: <why>. Write <remedy>` everywhere in the package."""
+        key, _, rest = message.partition(" ")
+        found, *remedy = _REMEDY.split(rest, maxsplit=1)
+        return cls(key, found, *remedy) if remedy else cls(key, found, "")
+
 
 class RolloutCorrError(Exception):
     """Base of what is raised for a configuration, a batch or a run of verl that cannot be corrected as asked."""
 
 
 class ConfigError(RolloutCorrError, ValueError):
-    """A configuration that cannot be run: names the key, the value found and what to write instead."""
+    """A configuration that cannot be run: names the key, the value found and what to write instead, of each problem."""
+
+    def __init__(self, *problems: str | Problem) -> None:
+        super().__init__(*problems)
+        self.problems = tuple(Problem.read(item) if isinstance(item, str) else item for item in problems)
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        lines = (f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1))
+        return "\n".join([f"{len(self.problems)} things are wrong:", *lines])
 
 
 class InputError(RolloutCorrError, ValueError):

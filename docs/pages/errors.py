@@ -12,11 +12,11 @@ from omegaconf import OmegaConf
 
 from pages.markdown import block, code, page, sentences, table
 from verl_rollout_corr import RolloutCorrError, correct, errors
-from verl_rollout_corr.configuration.parser import check_run, parse
+from verl_rollout_corr.configuration import checks
+from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.configuration.resolver import is_switched_on
-from verl_rollout_corr.configuration.run_check import POLICY_LOSS_TARGET
+from verl_rollout_corr.configuration.run_check import POLICY_LOSS_TARGET, check_run
 from verl_rollout_corr.hooks import driver
-from verl_rollout_corr.hooks.asked import check_switched_on
 from verl_rollout_corr.hooks.compat import known_trainer
 
 _TRAIN = torch.full((2, 3), -1.0)
@@ -93,7 +93,8 @@ _RUNS: tuple[tuple[Mapping[str, Any], dict[str, Any]], ...] = (
 
 _HOOK: tuple[Callable[[], object], ...] = (
     lambda: is_switched_on(OmegaConf.create(_RESOLVED)),
-    lambda: check_switched_on({"rollout_corr": {"weights": {"level": "token"}}, "algorithm": {}}),
+    lambda: checks.check(OmegaConf.create({"rollout_corr": {"weights": {"level": "token"}}, "algorithm": {}})),
+    lambda: checks.check(OmegaConf.create({"rollout-corr": "k3_rs", "algorithm": {}})),
     lambda: known_trainer(type("MyTrainer", (), {"__module__": "my_recipe"})),
     lambda: driver.take_worker_statistics({}),
 )

@@ -122,6 +122,9 @@ REFUSED_AT_COMPOSE: list[tuple[list[str], str]] = [
     (["rollout_corr=k3_rs"], "use \\+rollout_corr=k3_rs"),
     (["+rollout_corr=k3_rs", "~rollout_corr.reject.seq_mean_k1"], "Could not delete from config"),
     (["+rollout_corr=token_is", "rollout_corr.weights=5"], "Error merging override"),
+    (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k2.upper=1"], "use \\+rollout_corr.reject.seq_mean_k2"),
+    (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.uper=1"], "Could not override .*seq_mean_k3.uper"),
+    (["+rollout_corr=k3_rs", "rollout_corr.rejct.seq_mean_k3.upper=1"], "Could not override .*rejct"),
 ]
 
 
@@ -135,8 +138,7 @@ OWN = "algorithm.rollout_correction"
 LOSS = "actor_rollout_ref.actor.policy_loss"
 REFUSED: list[tuple[list[str], str]] = [
     (["+rollout_corr=k3_rs", "+rollout_corr.reject.seq_mean_k3.uper=1"], "reject.seq_mean_k3.uper is 1"),
-    (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.uper=1"], "reject.seq_mean_k3.uper is 1.*mean upper"),
-    (["+rollout_corr=k3_rs", "rollout_corr.rejct.seq_mean_k3.upper=1"], "rollout_corr.rejct is .*mean reject"),
+    (["+rollout_corr=k3_rs", "+rollout_corr.rejct.seq_mean_k3.upper=1"], "rollout_corr.rejct is .*mean reject"),
     (["+rollout_corr=token_is", "rollout_corr.weights.uper=1"], "weights.uper is 1.*mean upper"),
     (["+rollout_corr=token_is", "rollout_corr.dump.dri=x"], "dump.dri is 'x'.*mean dir"),
     (["+rollout_corr=k3_rs", "+rollout_corr.foo=1"], "rollout_corr.foo is 1"),
@@ -191,10 +193,12 @@ def test_what_the_hook_refuses_stops_the_run(compose_verl: Any, hook: list[objec
 
 def test_an_unknown_question_to_the_resolver(compose_verl: Any, hook: list[object]) -> None:
     run = compose_verl("+rollout_corr=k3_rs", "+mine='${rollout_corr:colour}'")
-    with pytest.raises(InterpolationResolutionError, match=r"\$\{rollout_corr:colour\} is not known.*spec, loss_mode"):
+    with pytest.raises(
+        InterpolationResolutionError, match=r"\$\{rollout_corr:colour\} is not known.*config_json, loss_mode"
+    ):
         _ = run.mine
 
 
 def test_a_run_without_the_node(hook: list[object]) -> None:
     with pytest.raises(InterpolationResolutionError, match=r"rollout_corr is None .* Write \+rollout_corr="):
-        _ = OmegaConf.create({"mine": "${rollout_corr:spec}"}).mine
+        _ = OmegaConf.create({"mine": "${rollout_corr:config_json}"}).mine

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import Enum
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeVar, cast
 
 from verl_rollout_corr.configuration import hints
-from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.errors import ConfigError, Problem
 from verl_rollout_corr.grammar import CRITERION_NAMES, takes_lower_bound
 
 Word = TypeVar("Word", bound=Enum)
@@ -33,6 +34,30 @@ def value_at(root: object, path: str) -> Any:
             return ABSENT
         value = cast("Mapping[str, Any]", value)[key]
     return value
+
+
+class Gathered:
+    """The problems of several things that are read one after the other, for one error that names them all."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Takes the problems of a ConfigError, and goes on behind the block."""
+        try:
+            yield
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+
+    def add(self, message: str) -> None:
+        """One more problem."""
+        self.problems.append(Problem.read(message))
+
+    def raise_any(self) -> None:
+        """Raises ConfigError if there is a problem."""
+        if self.problems:
+            raise ConfigError(*self.problems)
 
 
 class Node:
@@ -58,9 +83,12 @@ class Node:
 
     def allow(self, *known: str) -> None:
         """Refuse every other key."""
+        wrong = Gathered()
         for key in self.values:
-            if key not in known:
-                self.refuse(key, f"there is no such key here. {instead(key, known, hints.KEYS)}")
+            with wrong.gathering():
+                if key not in known:
+                    self.refuse(key, f"there is no such key here. {instead(key, known, hints.KEYS)}")
+        wrong.raise_any()
 
     def section(self, key: str) -> Node:
         """The mapping at a key; absent and null are empty."""
@@ -184,10 +212,10 @@ def instead(found: str, names: Iterable[object], meant: Mapping[str, str], form:
     return f"Did you mean {near}? {write}" if near else write
 
 
-def listed(names: Iterable[object]) -> str:
+def listed(names: Iterable[object], last: str = "or") -> str:
     """`a, b or c`."""
     words = [str(name) for name in names]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
 def shown(value: object) -> str:
@@ -197,3 +225,8 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return repr(str(value)) if isinstance(value, Enum) else repr(value)
+
+
+def shown_or_absent(value: object) -> str:
+    """`shown`, for what `value_at` gives."""
+    return "not set" if value is ABSENT else shown(value)

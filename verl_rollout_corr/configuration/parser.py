@@ -1,17 +1,16 @@
 """The one parser: from a plain mapping to a `RolloutCorrConfig` that everything below trusts, and back.
 
 Standard library only. What cannot be run is refused here with a message that names the key, the value found and what
-to write instead. `check_run` (from `run_check.py`) refuses what depends on the rest of verl's configuration.
+to write instead. `run_check.py` refuses what depends on the rest of verl's configuration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 from verl_rollout_corr.configuration import hints
-from verl_rollout_corr.configuration.node import Node, instead, listed, shown
-from verl_rollout_corr.configuration.run_check import check_run
+from verl_rollout_corr.configuration.node import Gathered, Node, instead, listed, shown
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import (
     CRITERION_NAMES,
@@ -38,9 +37,6 @@ from verl_rollout_corr.grammar import (
     takes_lower_bound,
 )
 
-__all__ = ["check_run", "parse", "to_mapping"]
-
-_KEYS = ("mode", "loss", "weights", "reject", "min_group_kept", "denominator", "baseline", "invalid", "metrics", "dump")
 _CRITERION_FORM = (
     f"token_<stat>, turn_<agg>_<stat>, seq_<agg>_<stat> or batch_mean_<stat> "
     f"with <agg> = {listed(Agg)} and <stat> = {listed(stat for stat in Stat if not STATS[stat].per_row)}; "
@@ -60,23 +56,18 @@ def parse(mapping: Mapping[str, Any], *, where: str = "rollout_corr") -> Rollout
         ConfigError: for anything that the node cannot say, with the key, the value found and what to write instead.
     """
     node = Node(mapping, where)
-    presets = node.values.pop("presets", None)
-    node.allow(*_KEYS)
-    config = RolloutCorrConfig(
-        mode=node.word("mode", Mode, Mode.DECOUPLED),
-        loss=node.word("loss", Loss, Loss.PPO_CLIP),
-        weights=_weights(node.section("weights")),
-        reject=_reject(node.section("reject")),
-        min_group_kept=node.count("min_group_kept"),
-        denominator=node.word("denominator", Denominator, Denominator.ALL),
-        baseline=node.word("baseline", Baseline, Baseline.ALL),
-        invalid=node.word("invalid", Invalid, Invalid.ERROR),
-        metrics=node.word("metrics", Metrics, Metrics.ALL),
-        dump=_dump(node.section("dump")),
-        presets=_presets(presets, node.at("presets")),
-    )
-    _check_mode(config, where)
-    _check_baseline(config, where)
+    wrong = Gathered()
+    read: dict[str, Any] = {"presets": _presets(node.values.pop("presets", None), node.at("presets"))}
+    with wrong.gathering():
+        node.allow(*_READERS)
+    for key, reader in _READERS.items():
+        with wrong.gathering():
+            read[key] = reader(node)
+    wrong.raise_any()
+    config = RolloutCorrConfig(**read)
+    for message in (*_mode(config, where), *_baseline(config, where)):
+        wrong.add(message)
+    wrong.raise_any()
     return config
 
 
@@ -146,12 +137,16 @@ def _bounds(node: Node) -> Bounds:
 
 
 def _reject(node: Node) -> tuple[Criterion, ...]:
+    wrong, criteria = Gathered(), dict.fromkeys(CRITERION_NAMES)
     for name in node.values:
-        if name not in CRITERION_NAMES:
-            meant = instead(name, CRITERION_NAMES, hints.CRITERIA, _CRITERION_FORM)
-            node.refuse(name, f"there is no such criterion. {meant}")
+        with wrong.gathering():
+            if name not in CRITERION_NAMES:
+                meant = instead(name, CRITERION_NAMES, hints.CRITERIA, _CRITERION_FORM)
+                node.refuse(name, f"there is no such criterion. {meant}")
+            criteria[name] = _criterion(node, name)
+    wrong.raise_any()
     # A conjunction has no order: the grammar's order makes configurations that say the same compare equal.
-    return tuple(_criterion(node, name) for name in CRITERION_NAMES if name in node.values)
+    return tuple(criterion for criterion in criteria.values() if criterion is not None)
 
 
 def _criterion(parent: Node, name: str) -> Criterion:
@@ -198,56 +193,71 @@ def _presets(names: object, key: str) -> tuple[str, ...]:
     return tuple(cast("list[str]", names))
 
 
-def _check_baseline(config: RolloutCorrConfig, where: str) -> None:
+def _baseline(config: RolloutCorrConfig, where: str) -> Iterator[str]:
     judged = next((criterion for criterion in config.reject if criterion.when is not None), None)
     if config.baseline is Baseline.KEPT and judged is not None:
-        raise ConfigError(
+        yield (
             f"{where}.baseline is 'kept': advantages would depend on what is kept, and by "
             f"{where}.reject.{judged.name}.when ('{judged.when}') what is kept depends on advantages. "
             f"Write {where}.baseline: all, or leave {where}.reject.{judged.name}.when out."
         )
     if config.baseline is Baseline.KEPT and config.needs_staleness:
-        raise ConfigError(
+        yield (
             f"{where}.baseline is 'kept': it is decided before the advantages, where the lag of a row is not known "
             f"yet, and {where}.reject.lag looks at it. Write {where}.baseline: all, or leave {where}.reject.lag out."
         )
 
 
-def _check_mode(config: RolloutCorrConfig, where: str) -> None:
+def _mode(config: RolloutCorrConfig, where: str) -> Iterator[str]:
     if config.mode is Mode.DECOUPLED:
         if config.loss is not Loss.PPO_CLIP:
-            raise ConfigError(
+            yield (
                 f"{where}.loss is '{config.loss}': it is the loss of bypass mode, and {where}.mode is 'decoupled', "
                 f"where verl's own policy loss runs. Write {where}.mode: bypass, or leave {where}.loss out."
             )
         return
-    _check_one_batch(config, where)
+    yield from _one_micro_batch(config, where)
     if config.weights is not None and config.loss is Loss.PPO_CLIP:
-        raise ConfigError(
+        yield (
             f"{where}.weights.level is '{config.weights.level}': in bypass mode the ratio of ppo_clip already is "
             f"pi_theta/mu, and a weight would apply it twice. Write {where}.weights.level: null and no bounds, "
             f"{where}.loss: reinforce, or {where}.mode: decoupled."
         )
 
 
-def _check_one_batch(config: RolloutCorrConfig, where: str) -> None:
-    """Refuse in bypass mode what needs the whole batch: the loss sees one micro-batch at a time."""
-
-    def refuse(key: str, value: object, otherwise: str) -> NoReturn:
-        raise ConfigError(
+def _one_micro_batch(config: RolloutCorrConfig, where: str) -> Iterator[str]:
+    """What needs the whole batch, in bypass mode: the loss sees one micro-batch at a time."""
+    needs: list[tuple[str, object, str]] = []
+    if config.weights is not None and config.weights.normalize is not None:
+        needs.append(("weights.normalize", config.weights.normalize, f"{where}.weights.normalize: null"))
+    for criterion in config.reject:
+        if criterion.scope is Scope.BATCH:
+            alike = criterion.name.replace("batch_", "seq_")
+            found = {"upper": criterion.bounds.upper}
+            needs.append((f"reject.{criterion.name}", found, f"a criterion such as {alike}"))
+    if config.min_group_kept is not None:
+        needs.append(("min_group_kept", config.min_group_kept, f"{where}.min_group_kept: null"))
+    if config.denominator is Denominator.KEPT:
+        needs.append(("denominator", config.denominator, f"{where}.denominator: all"))
+    if config.baseline is Baseline.KEPT:
+        needs.append(("baseline", config.baseline, f"{where}.baseline: all"))
+    for key, value, otherwise in needs:
+        yield (
             f"{where}.{key} is {shown(value)}: it needs the whole batch, and in bypass mode the loss decides on one "
             f"micro-batch at a time. Write {where}.mode: decoupled, or {otherwise}."
         )
 
-    if config.weights is not None and config.weights.normalize is not None:
-        refuse("weights.normalize", config.weights.normalize, f"{where}.weights.normalize: null")
-    for criterion in config.reject:
-        if criterion.scope is Scope.BATCH:
-            alike = criterion.name.replace("batch_", "seq_")
-            refuse(f"reject.{criterion.name}", {"upper": criterion.bounds.upper}, f"a criterion such as {alike}")
-    if config.min_group_kept is not None:
-        refuse("min_group_kept", config.min_group_kept, f"{where}.min_group_kept: null")
-    if config.denominator is Denominator.KEPT:
-        refuse("denominator", config.denominator, f"{where}.denominator: all")
-    if config.baseline is Baseline.KEPT:
-        refuse("baseline", config.baseline, f"{where}.baseline: all")
+
+_READERS: dict[str, Callable[[Node], Any]] = {
+    "mode": lambda node: node.word("mode", Mode, Mode.DECOUPLED),
+    "loss": lambda node: node.word("loss", Loss, Loss.PPO_CLIP),
+    "weights": lambda node: _weights(node.section("weights")),
+    "reject": lambda node: _reject(node.section("reject")),
+    "min_group_kept": lambda node: node.count("min_group_kept"),
+    "denominator": lambda node: node.word("denominator", Denominator, Denominator.ALL),
+    "baseline": lambda node: node.word("baseline", Baseline, Baseline.ALL),
+    "invalid": lambda node: node.word("invalid", Invalid, Invalid.ERROR),
+    "metrics": lambda node: node.word("metrics", Metrics, Metrics.ALL),
+    "dump": lambda node: _dump(node.section("dump")),
+}
+"""What reads each key of the node."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from verl_rollout_corr.configuration import hints
 from verl_rollout_corr.configuration.node import instead
+from verl_rollout_corr.configuration.preset_notes import shipped_names
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import RolloutCorrConfig
 
@@ -36,21 +37,16 @@ def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[st
     given = [overrides] if isinstance(overrides, str) else overrides
     overrides = [_with_prefix(override) for override in given]
     with _hydra() as compose:
-        from hydra.core.global_hydra import GlobalHydra
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
 
-        from verl_rollout_corr.configuration import resolver, written
+        from verl_rollout_corr.configuration import checks, resolver
 
-        written.check_overrides(overrides)
         overrides = [f"+{_GROUP}=[{','.join(names)}]", *overrides]
         try:
             composed = compose(config_name=None, overrides=overrides, return_hydra_config=True)
-            documents = written.read_documents(GlobalHydra.instance().config_loader(), composed.hydra)
-            written.check_documents(documents)
-            written.check_criteria(documents, overrides)
-            written.check_base(documents)
+            checks.check(composed)
             node = resolver.parse_node(composed)
         except HydraException as error:
             raise ConfigError(_explained(error, names, overrides)) from error
@@ -60,17 +56,8 @@ def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[st
 
 
 def preset_names() -> tuple[str, ...]:
-    """The presets that come with the package, as Hydra's own loader lists them."""
-    with _hydra():
-        return _shipped()
-
-
-def _shipped() -> tuple[str, ...]:
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.object_type import ObjectType
-
-    loader = GlobalHydra.instance().config_loader()
-    return tuple(sorted(loader.get_group_options(_GROUP, ObjectType.CONFIG)))
+    """The presets that come with the package."""
+    return shipped_names()
 
 
 @contextmanager
@@ -123,9 +110,9 @@ def _with_prefix(override: str) -> str:
 
 def _explained(error: Exception, names: list[str], overrides: list[str]) -> str:
     """Hydra's message, led by the preset that does not exist if that is what it says."""
-    shipped = _shipped()
+    shipped = preset_names()
     for name in names:
         if name not in shipped and f"'{_GROUP}/{name}'" in str(error):
-            return f"{name!r} is no preset. {instead(name, shipped, hints.PRESETS)}"
+            return f"{name!r} is not a preset. {instead(name, shipped, hints.PRESETS)}"
     cause = f" ({str(error.__cause__).splitlines()[0]})" if error.__cause__ else ""
     return f"{' '.join(overrides)}: {error}{cause}"

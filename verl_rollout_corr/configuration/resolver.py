@@ -1,24 +1,28 @@
 """The OmegaConf resolver `rollout_corr`, which the presets use and the hook registers.
 
-`${rollout_corr:spec}` is the parsed configuration as JSON; `${rollout_corr:loss_mode}` and `${rollout_corr:bypass}` are
-what verl needs to be told. Only the hook registers it, after everything else of it succeeded: where the hook did not
-load, a preset cannot be resolved and the run stops. Each resolution parses the node and checks the run, so that what
-Hydra lets pass (`+rollout_corr.reject.seq_mean_k3.uper=1`) stops too.
+`${rollout_corr:config_json}` is the parsed configuration as JSON; `${rollout_corr:loss_mode}` and
+`${rollout_corr:bypass}` are what verl needs to be told. Only the hook registers it, after everything else of it
+succeeded: where the hook did not load, a preset cannot be resolved and the run stops. Each resolution of the
+configuration parses the node and checks the run, so that what Hydra lets pass
+(`+rollout_corr.reject.seq_mean_k3.uper=1`) stops too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from verl_rollout_corr.configuration.node import value_at
 from verl_rollout_corr.configuration.parser import parse, to_mapping
-from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE, check_run
-from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.configuration.policy_losses import BYPASS_LOSS_MODE
+from verl_rollout_corr.configuration.run_check import check_run
+from verl_rollout_corr.errors import ConfigError, RolloutCorrError
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
 
 NAME = "rollout_corr"
@@ -27,15 +31,15 @@ NAME = "rollout_corr"
 DECOUPLED_LOSS_MODE = "vanilla"
 """verl's default, which `actor_rollout_ref.actor.policy_loss.loss_mode` may override in decoupled mode."""
 
-_ANSWERS: dict[str, Callable[[RolloutCorrConfig], Any]] = {
-    "spec": lambda config: json.dumps(to_mapping(config)),
-    "loss_mode": lambda config: BYPASS_LOSS_MODE if config.mode is Mode.BYPASS else DECOUPLED_LOSS_MODE,
-    "bypass": lambda config: config.mode is Mode.BYPASS,
+_ANSWERS: dict[str, Callable[[DictConfig], Any]] = {
+    "config_json": lambda root: json.dumps(to_mapping(checked(root))),
+    # These look at the mode alone: the check of a run reads them.
+    "loss_mode": lambda root: BYPASS_LOSS_MODE if _is_bypass(root) else DECOUPLED_LOSS_MODE,
+    "bypass": lambda root: _is_bypass(root),
 }
 _SWITCHES = ("algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss")
 """The nodes of verl in which a preset writes `rollout_corr`: for the trainers, and for the actors."""
 
-_checking: ContextVar[bool] = ContextVar("rollout_corr_checking", default=False)
 _on_resolve: Callable[[RolloutCorrConfig], None] | None = None
 
 
@@ -55,19 +59,33 @@ def is_registered() -> bool:
     return OmegaConf.has_resolver(NAME)
 
 
+@contextmanager
+def answering() -> Iterator[None]:
+    """Registers the resolver for a while where the hook is not loaded, so that a configuration can be looked at."""
+    registered = is_registered()
+    if not registered:
+        register()
+    try:
+        yield
+    finally:
+        if not registered:
+            OmegaConf.clear_resolver(NAME)
+
+
 def checked(root: DictConfig) -> RolloutCorrConfig:
     """The configuration in a composed run, after every check. Raises ConfigError, or what `on_resolve` raises."""
     config = parse_node(root)
-    if not _checking.get():
-        # The check reads keys that the resolver answers: without the flag it would call itself.
-        token = _checking.set(True)
-        try:
-            check_run(config, root)
-            if _on_resolve is not None:
-                _on_resolve(config)
-        finally:
-            _checking.reset(token)
+    check_run(config, root)
+    if _on_resolve is not None:
+        _on_resolve(config)
     return config
+
+
+def switches(root: Any) -> list[bool]:
+    """Whether a preset wrote `rollout_corr` into each of the two nodes of verl: for the trainers, for the actors."""
+    nodes = (value_at(root, path) for path in _SWITCHES)
+    # `in` alone would resolve what it finds.
+    return [isinstance(node, Mapping) and NAME in node.keys() for node in nodes]  # noqa: SIM118
 
 
 def is_switched_on(root: Any) -> bool:
@@ -75,23 +93,22 @@ def is_switched_on(root: Any) -> bool:
 
     Raises ConfigError if it does to one of them only, or hands on what an earlier resolution left of it.
     """
-    nodes = {path: value_at(root, path) for path in _SWITCHES}
-    # `in` alone would resolve what it finds.
-    absent = [path for path, node in nodes.items() if not isinstance(node, Mapping) or NAME not in node.keys()]  # noqa: SIM118
-    if len(absent) == len(nodes):
+    absent = [path for path, is_there in zip(_SWITCHES, switches(root), strict=True) if not is_there]
+    if len(absent) == len(_SWITCHES):
         return False
     if absent:
         raise ConfigError(
             f"{absent[0]}.{NAME} is not there, where every preset writes it: only a part of the run would be "
             f"corrected. Leave {absent[0]} as it is, without ~."
         )
-    for path, node in nodes.items():
+    for path in _SWITCHES:
+        node = value_at(root, path)
         if isinstance(node, DictConfig) and not OmegaConf.is_interpolation(node, NAME):
             raise ConfigError(
-                f"{path}.{NAME} is a value, where presets write ${{{NAME}:spec}}: this configuration was resolved "
-                "before verl starts its processes, which learn from it that a preset is on, and with what values. Hand "
-                "it to run_ppo as Hydra composed it (no OmegaConf.resolve or to_container before), and start from one "
-                "that is not resolved (--cfg job without --resolve, or a run's .hydra/config.yaml)."
+                f"{path}.{NAME} is a value, where presets write ${{{NAME}:config_json}}: this configuration was "
+                "resolved before verl starts its processes, which learn from it that a preset is on, and with what "
+                "values. Hand it to run_ppo as Hydra composed it (no OmegaConf.resolve or to_container before), and "
+                "start from one that is not resolved (--cfg job without --resolve, or a run's .hydra/config.yaml)."
             )
     return True
 
@@ -111,7 +128,22 @@ def _answer(what: str, *, _root_: DictConfig) -> Any:
         raise ConfigError(f"${{{NAME}:{what}}} is not known. Write ${{{NAME}:...}} with {', '.join(_ANSWERS)}.")
     if _is_being_composed(_root_):
         return None
-    return _ANSWERS[what](checked(_root_))
+    try:
+        return _ANSWERS[what](_root_)
+    except RolloutCorrError as error:
+        # `--cfg job --resolve` resolves outside of a job, where Hydra would print a traceback of 10 kB.
+        if "--resolve" in sys.argv and GlobalHydra.instance().is_initialized():
+            sys.exit(f"rollout_corr: {error}")
+        raise
+
+
+def _is_bypass(root: DictConfig) -> bool:
+    node = value_at(root, NAME)
+    return (
+        isinstance(node, DictConfig)
+        and not OmegaConf.is_missing(node, "mode")
+        and value_at(node, "mode") == Mode.BYPASS.value
+    )
 
 
 def _is_being_composed(root: DictConfig) -> bool:

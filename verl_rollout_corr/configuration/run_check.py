@@ -5,15 +5,24 @@ Standard library only: reads verl's configuration as nested mappings (a `DictCon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from verl_rollout_corr.configuration.node import ABSENT, instead, shown, value_at
-from verl_rollout_corr.errors import ConfigError
-from verl_rollout_corr.grammar import Denominator, Invalid, Mode, Outside, RolloutCorrConfig, Scope
-
-BYPASS_LOSS_MODE = "rollout_corr"
-"""The name under which the hook registers its policy loss with verl."""
+from verl_rollout_corr.configuration import hints
+from verl_rollout_corr.configuration.node import ABSENT, instead, shown_or_absent, two_bounds, value_at
+from verl_rollout_corr.configuration.policy_losses import BYPASS_LOSS_MODE, policy_loss_objection
+from verl_rollout_corr.configuration.sampling import log_prob_problems, sampling_warnings
+from verl_rollout_corr.errors import ConfigError, Problem
+from verl_rollout_corr.grammar import (
+    Baseline,
+    Bounds,
+    Invalid,
+    Mode,
+    Outside,
+    RolloutCorrConfig,
+    Scope,
+    Stat,
+)
 
 POLICY_LOSS_TARGET = "verl_rollout_corr.hooks.policy_loss.RolloutCorrPolicyLossConfig"
 """The class that carries the configuration to the actor workers."""
@@ -23,15 +32,34 @@ TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 
 _LOSS = "actor_rollout_ref.actor.policy_loss"
 _OWN = "algorithm.rollout_correction"
-# verl 0.9.1's defaults, and what says the same here. Any other value was written by hand.
-_OWN_DEFAULTS: dict[str, tuple[Any, str]] = {
-    "rollout_is": (None, "rollout_corr.weights.level"),
-    "rollout_is_threshold": (2.0, "rollout_corr.weights.lower and upper"),
-    "rollout_is_batch_normalize": (False, "rollout_corr.weights.normalize"),
-    "rollout_rs": (None, "rollout_corr.reject"),
-    "rollout_rs_threshold": (None, "rollout_corr.reject"),
-    "loss_type": ("ppo_clip", "rollout_corr.loss"),
+# verl 0.9.1's defaults. Any other value was written by hand.
+_OWN_DEFAULTS: dict[str, Any] = {
+    "rollout_is": None,
+    "rollout_is_threshold": 2.0,
+    "rollout_is_batch_normalize": False,
+    "rollout_rs": None,
+    "rollout_rs_threshold": None,
+    "loss_type": "ppo_clip",
 }
+
+GROUPED_ESTIMATORS = frozenset(
+    {
+        "grpo",
+        "grpo_vectorized",
+        "grpo_passk",
+        "gpg",
+        "rloo",
+        "rloo_vectorized",
+        "opo",
+        "reinforce_plus_plus_baseline",
+        "gdpo",
+        "optimal_token_baseline",
+        "tir_optimal_token_baseline",
+    }
+)
+"""verl's estimators whose baseline is a statistic of the other rows of the prompt; the others have no group in which
+a row could vote.
+"""
 
 
 def check_run(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
@@ -42,121 +70,140 @@ def check_run(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
         run: verl's composed configuration, a `DictConfig` or nested mappings.
 
     Raises:
-        ConfigError: naming the key of verl's configuration, the value found and what to write.
+        ConfigError: with every problem: the key of verl's configuration, the value found and what to write.
     """
-    _check_log_probs(run)
-    _check_sampling_log_probs(run)
-    _check_own_correction(config, run)
-    _check_worker(run)
-    _check_policy_loss(config, run)
-    _check_distillation(run)
-    _check_multi_token_prediction(run)
-    _check_invalid(config, run)
-    _check_trainer(run)
+    found = run_problems(config, run)
+    if found:
+        raise ConfigError(*found)
 
 
-def policy_loss_objection(loss_mode: str, config: RolloutCorrConfig) -> str | None:
-    """Why this policy loss of verl would be wrong with `config` in decoupled mode, or None where it is right."""
-    rule = _POLICY_LOSSES.get(loss_mode)
-    return rule(config) if rule else None
+def run_problems(config: RolloutCorrConfig, run: Mapping[str, Any]) -> list[Problem]:
+    """What `check_run` refuses."""
+    return [Problem.read(message) for rule in RULES for message in rule(config, run)]
 
 
-def _check_log_probs(run: Mapping[str, Any]) -> None:
+def run_warnings(config: RolloutCorrConfig, run: Mapping[str, Any]) -> list[str]:
+    """What runs as it was asked, and probably not as it was meant."""
+    return [message for rule in WARNINGS for message in rule(config, run)]
+
+
+def _log_probs(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     key = "actor_rollout_ref.rollout.calculate_log_probs"
     found = value_at(run, key)
     if found is not True:
-        raise ConfigError(
-            f"{key} is {_shown(found)}: unless it is true the rollout engine returns no log-probs, and there would be "
-            f"nothing to correct with. Write {key}=true, or leave it out: the presets set it."
+        yield (
+            f"{key} is {shown_or_absent(found)}: unless it is true the engine returns no "
+            f"log-probs, and there would be nothing to correct with. Write {key}=true, or leave it out: the presets "
+            "set it."
         )
 
 
-def _check_sampling_log_probs(run: Mapping[str, Any]) -> None:
-    """Mu is the distribution that was sampled from."""
-    rollout = "actor_rollout_ref.rollout"
-    # Arguments of the engine's own go over verl's, and vLLM takes an absent mode for raw_logprobs.
-    key = f"{rollout}.logprobs_mode"
-    vllm = value_at(run, f"{rollout}.name") == "vllm"
-    if vllm and value_at(run, f"{rollout}.engine_kwargs.vllm.logprobs_mode") not in (ABSENT, None):
-        key = f"{rollout}.engine_kwargs.vllm.logprobs_mode"
-    found = value_at(run, key)
-    mode = "raw_logprobs" if found is None and vllm else found
-    temperature = value_at(run, f"{rollout}.temperature")
-    if isinstance(mode, str) and mode.endswith("_logits"):
-        raise ConfigError(
-            f"{key} is {_shown(found)}: logits are no log-probs. "
-            f"Write {rollout}.logprobs_mode=processed_logprobs, or leave {key} out."
-        )
-    if mode == "raw_logprobs" and temperature not in (ABSENT, 1, 1.0):
-        raise ConfigError(
-            f"{key} is {_shown(found)} and {rollout}.temperature {_shown(temperature)}: the engine would report "
-            "log-probs before the temperature, which the trainer applies. "
-            f"Write {rollout}.logprobs_mode=processed_logprobs, or leave {key} out."
-        )
-
-
-def _check_own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
+def _own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     bypass = value_at(run, f"{_OWN}.bypass_mode")
     if bypass is not ABSENT and bypass is not (config.mode is Mode.BYPASS):
-        raise ConfigError(
-            f"{_OWN}.bypass_mode is {_shown(bypass)}, and rollout_corr.mode is '{config.mode}'. "
+        yield (
+            f"{_OWN}.bypass_mode is {shown_or_absent(bypass)}, and rollout_corr.mode is '{config.mode}'. "
             f"Leave {_OWN}.bypass_mode out, it follows rollout_corr.mode, and write rollout_corr.mode: "
             f"{'decoupled' if config.mode is Mode.BYPASS else 'bypass'} if that is what you want."
         )
     own = value_at(run, _OWN)
-    for name, found in cast("Mapping[str, Any]", own).items() if isinstance(own, Mapping) else ():
-        default, ours = _OWN_DEFAULTS.get(name, (None, "a key of rollout_corr"))
-        if name not in ("bypass_mode", "rollout_corr", "_target_") and found != default:
-            raise ConfigError(
-                f"{_OWN}.{name} is {_shown(found)}: verl's own correction cannot run beside rollout_corr. Leave it out "
-                f"(its default is {_shown(default)}) and write {ours}, or leave +rollout_corr out."
+    for name in cast("Mapping[str, Any]", own) if isinstance(own, Mapping) else ():
+        if name in ("bypass_mode", "rollout_corr", "_target_"):
+            continue
+        found, default = value_at(own, name), _OWN_DEFAULTS.get(name)
+        if found != default:
+            yield (
+                f"{_OWN}.{name} is {shown_or_absent(found)}: verl's own correction cannot run beside rollout_corr. "
+                f"Leave it out (its default is {shown_or_absent(default)}) and write {_ours(name, own)}, or leave "
+                "+rollout_corr out."
             )
     nested = value_at(run, f"{_LOSS}.rollout_correction")
     if nested is not ABSENT and nested is not None:
-        raise ConfigError(
-            f"{_LOSS}.rollout_correction is {_shown(nested)}: verl's own correction cannot run beside rollout_corr. "
-            f"Leave it out and write rollout_corr, or leave +rollout_corr out."
+        yield (
+            f"{_LOSS}.rollout_correction is {shown_or_absent(nested)}: verl's own correction cannot run beside "
+            "rollout_corr. Leave it out and write rollout_corr, or leave +rollout_corr out."
         )
 
 
-def _check_worker(run: Mapping[str, Any]) -> None:
+def _ours(name: str, own: Any) -> str:
+    """The overrides that say the same here as this key of verl's own correction."""
+    found = value_at(own, name)
+    if name == "rollout_is":
+        level = hints.LEVELS.get(str(found), str(found))
+        return f"rollout_corr.weights.level={level}"
+    if name == "rollout_is_threshold":
+        pair = two_bounds(str(found))
+        if pair is None:
+            return f"rollout_corr.weights.upper={found}"
+        bounds = f"rollout_corr.weights.lower={pair[0]} rollout_corr.weights.upper={pair[1]}"
+        return f"{bounds} rollout_corr.weights.outside=mask"
+    if name == "rollout_is_batch_normalize":
+        return "rollout_corr.weights.normalize=batch"
+    if name in ("rollout_rs", "rollout_rs_threshold"):
+        return " ".join(_our_criteria(value_at(own, "rollout_rs"), value_at(own, "rollout_rs_threshold")))
+    if name == "loss_type":
+        return f"rollout_corr.mode=bypass rollout_corr.loss={found}"
+    return hints.KEYS.get(name, "a key of rollout_corr")
+
+
+def _our_criteria(names: object, thresholds: object) -> Iterator[str]:
+    """Verl's k1 is -log r, so that its bounds are those of 1/r: they change places, and one alone has its inverse."""
+    bounds = [text.strip() for text in str(thresholds).split(",")] if thresholds not in (None, ABSENT) else []
+    words = [hints.CRITERIA.get(word, word) for word in str(names).split(",")] if isinstance(names, str) else []
+    for i, name in enumerate(words or ["<criterion>"]):
+        text = bounds[i] if i < len(bounds) else bounds[0] if len(bounds) == 1 else "<bound>"
+        lower, upper = two_bounds(text) or (_inverse(text), text)
+        if name.endswith("_k1"):
+            yield f"+rollout_corr.reject.{name}={{lower: {_inverse(upper)}, upper: {_inverse(lower)}}}"
+        else:
+            yield f"+rollout_corr.reject.{name}.upper={upper}"
+
+
+def _inverse(text: str) -> str:
+    try:
+        return f"{1 / float(text):.6g}"
+    except (ValueError, ZeroDivisionError):
+        return f"1/{text}"
+
+
+def _worker(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     key = f"{_LOSS}._target_"
     found = value_at(run, key)
     if value_at(run, _LOSS) is not ABSENT and found != POLICY_LOSS_TARGET:
-        raise ConfigError(
-            f"{key} is {_shown(found)}: the actor workers would not know of rollout_corr. "
+        yield (
+            f"{key} is {shown_or_absent(found)}: the actor workers would not know of rollout_corr. "
             f"Leave it out (the presets set it), or write {POLICY_LOSS_TARGET}."
         )
 
 
-def _check_policy_loss(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
+def _policy_loss(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     key = f"{_LOSS}.loss_mode"
     found = value_at(run, key)
     if found is ABSENT:
         return
     if config.mode is Mode.BYPASS:
         if found != BYPASS_LOSS_MODE:
-            raise ConfigError(
-                f"{key} is {_shown(found)}: in bypass mode the loss is rollout_corr.loss ('{config.loss}'). "
+            yield (
+                f"{key} is {shown_or_absent(found)}: in bypass mode the loss is rollout_corr.loss ('{config.loss}'). "
                 f"Leave {key} out, or write rollout_corr.mode: decoupled."
             )
         return
     objection = policy_loss_objection(str(found), config)
     if objection:
-        raise ConfigError(f"{key} is {_shown(found)}: {objection}")
+        yield (f"{key} is {shown_or_absent(found)}: {objection}")
 
 
-def _check_distillation(run: Mapping[str, Any]) -> None:
+def _distillation(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     key = "distillation.enabled"
     found = value_at(run, key)
     if found not in (False, None, ABSENT):
-        raise ConfigError(
-            f"{key} is {_shown(found)}: the distillation loss takes neither these weights nor this mask. "
+        yield (
+            f"{key} is {shown_or_absent(found)}: the distillation loss takes neither these weights nor this mask. "
             f"Write {key}=false, or leave +rollout_corr out."
         )
 
 
-def _check_multi_token_prediction(run: Mapping[str, Any]) -> None:
+def _multi_token_prediction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     key = "actor_rollout_ref.model.mtp"
     enabled, trains, detached = (
         value_at(run, f"{key}.{name}") for name in ("enable", "enable_train", "detach_encoder")
@@ -165,14 +212,14 @@ def _check_multi_token_prediction(run: Mapping[str, Any]) -> None:
         value_at(run, "actor_rollout_ref.actor.strategy") == "megatron"
     )  # verl's other engines train no such head
     if megatron and enabled is True and trains is True and detached is not True:
-        raise ConfigError(
+        yield (
             f"{key}.enable_train is true: verl adds that loss outside the policy's, so that rejected tokens would "
             f"train the policy through it. Write {key}.detach_encoder=true, {key}.enable_train=false, or leave "
             "+rollout_corr out."
         )
 
 
-def _check_invalid(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
+def _invalid(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     """A log-prob that is no number must not reach what other rows are trained on."""
     if config.invalid is not Invalid.REJECT:
         return
@@ -182,90 +229,96 @@ def _check_invalid(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
     ):
         found = value_at(run, key)
         if found in readers:
-            raise ConfigError(
-                f"{key} is {_shown(found)}, and rollout_corr.invalid is 'reject': log-probs would be read there before "
-                "anything is rejected, so that one that is no number would reach the advantages of its whole group. "
-                f"Write rollout_corr.invalid=error, or {key}={other}."
+            yield (
+                f"{key} is {shown_or_absent(found)}, and rollout_corr.invalid is 'reject': log-probs would be read "
+                "there before anything is rejected, so that one that is not a number would reach the advantages of its "
+                f"whole group. Write rollout_corr.invalid=error, or {key}={other}."
             )
 
 
-def _check_trainer(run: Mapping[str, Any]) -> None:
+def _trainer(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     key = "trainer.v1.trainer_mode"
     found = value_at(run, key)
     if value_at(run, "trainer.use_v1") is True and found not in TRAINER_MODES:
-        raise ConfigError(
-            f"{key} is {_shown(found)}: whether that trainer applies the correction is not known. "
+        yield (
+            f"{key} is {shown_or_absent(found)}: whether that trainer applies the correction is not known. "
             f"{instead(str(found), TRAINER_MODES, {})}"
         )
 
 
-def _part_of_a_sequence(config: RolloutCorrConfig) -> str | None:
-    """The first criterion that can reject some tokens of a sequence and keep others."""
-    return next((criterion.name for criterion in config.reject if criterion.scope is not Scope.SEQ), None)
-
-
-def _gspo(config: RolloutCorrConfig) -> str | None:
-    part = _part_of_a_sequence(config)
-    if part is None or config.denominator is Denominator.KEPT:
-        return None
-    return (
-        f"its sequence ratio is a mean over the response mask, which the tokens rejected by "
-        f"rollout_corr.reject.{part} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
-        f"rollout_corr.denominator: kept, or another loss_mode."
-    )
-
-
-def _geo_mean(config: RolloutCorrConfig) -> str | None:
-    part = _part_of_a_sequence(config)
-    if part is not None:
-        return (
-            f"its geometric mean of ratios and weights runs over the response mask, which the tokens rejected by "
-            f"rollout_corr.reject.{part} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
-            f"or another loss_mode."
+def _groups(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
+    """Groups that are smaller than what the configuration asks of them: every row would be rejected, or get 0."""
+    key, estimator = "actor_rollout_ref.rollout.n", value_at(run, "algorithm.adv_estimator")
+    rows = value_at(run, key)
+    if not isinstance(rows, int) or isinstance(rows, bool):
+        return
+    if config.min_group_kept is not None and config.min_group_kept > rows:
+        yield (
+            f"rollout_corr.min_group_kept is {config.min_group_kept}, and {key} is {rows}: no group has that many "
+            f"responses, so that every response would be rejected. Write rollout_corr.min_group_kept={rows} or less, "
+            f"or {key}={config.min_group_kept} or more."
         )
-    if config.denominator is Denominator.KEPT:
-        return (
-            "it divides by the rows of each micro-batch, kept or not, and takes no other denominator. "
-            "Write rollout_corr.denominator: all, or another loss_mode."
+    if config.baseline is Baseline.KEPT and rows == 1 and estimator in GROUPED_ESTIMATORS:
+        yield (
+            f"rollout_corr.baseline is 'kept', and {key} is 1: a group with one kept response has advantage 0, so that "
+            f"nothing would be trained with {estimator}. Write {key}=2 or more, or rollout_corr.baseline=all."
         )
-    if config.weights is not None and config.weights.outside is Outside.MASK:
-        return (
-            "it takes the geometric mean of a row's weights, with 1e-10 for a weight of 0: one token outside the "
-            "bounds would scale the whole row by an arbitrary number. Write rollout_corr.weights.outside: truncate, "
-            "or another loss_mode."
+
+
+def _bounds_without_one(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
+    """Bounds on a ratio that leave out 1: what the two policies agree on would be rejected, or weigh 0."""
+    for criterion in config.reject:
+        # A batch mean has an upper bound only, and keeps the smallest whatever it is.
+        ratio = criterion.stat is Stat.K1 and criterion.scope is not Scope.BATCH and criterion.when is None
+        if ratio and not _has_one(criterion.bounds):
+            yield (
+                f"rollout_corr.reject.{criterion.name} is {_text(criterion.bounds)}: where the two policies agree the "
+                "ratio is 1, and would be rejected. Write lower <= 1 <= upper."
+            )
+    weights = config.weights
+    if weights is not None and weights.outside is Outside.MASK and not _has_one(weights.bounds):
+        yield (
+            f"rollout_corr.weights is {_text(weights.bounds)} with outside 'mask': where the two policies agree the "
+            "ratio is 1, and would weigh 0. Write lower <= 1 <= upper."
         )
-    return None
 
 
-def _covariance(config: RolloutCorrConfig) -> str | None:
-    rejects = config.reject or config.min_group_kept is not None or config.invalid is Invalid.REJECT
-    if not rejects or config.denominator is Denominator.KEPT:
-        return None
-    return (
-        "it selects tokens by their distance from means over the response mask, in which rejected tokens would count "
-        "and among which they would be selected. Write rollout_corr.denominator: kept, or another loss_mode."
-    )
+def _has_one(bounds: Bounds) -> bool:
+    return (bounds.lower is None or bounds.lower <= 1) and (bounds.upper is None or bounds.upper >= 1)
 
 
-def _own_bypass(config: RolloutCorrConfig) -> str | None:
-    return "it is verl's own correction. Leave it out and write rollout_corr.mode: bypass."
+def _text(bounds: Bounds) -> str:
+    return f"[{bounds.lower or 0:g}, {'inf' if bounds.upper is None else f'{bounds.upper:g}'}]"
 
 
-def _loss_of_bypass(config: RolloutCorrConfig) -> str | None:
-    return "it is the loss of bypass mode. Leave it out, or write rollout_corr.mode: bypass."
+def _does_nothing(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
+    """Overrides that took away all that a preset does."""
+    idle = config.weights is None and not config.reject and config.min_group_kept is None
+    measures = not config.presets or "metrics_only" in config.presets
+    if idle and not measures and config.mode is Mode.DECOUPLED and config.invalid is Invalid.ERROR:
+        yield (
+            f"{'+'.join(config.presets)} does nothing: no weights and no criterion are left of it, so that the run is "
+            "measured and not corrected. Write +rollout_corr=metrics_only if that is what you want."
+        )
 
 
-# verl's policy losses that do not take any mask and any weights (docs/policy-losses.md). One that is not listed takes
-# both as they are.
-_POLICY_LOSSES: dict[str, Callable[[RolloutCorrConfig], str | None]] = {
-    "gspo": _gspo,
-    "geo_mean": _geo_mean,
-    "clip_cov": _covariance,
-    "kl_cov": _covariance,
-    "bypass_mode": _own_bypass,
-    BYPASS_LOSS_MODE: _loss_of_bypass,
-}
+Rule = Callable[[RolloutCorrConfig, Mapping[str, Any]], Iterator[str]]
+"""Yields a message for everything that one rule objects to: `<key> is <value>: <why>. Write <remedy>`."""
 
+RULES: tuple[Rule, ...] = (
+    _log_probs,
+    log_prob_problems,
+    _own_correction,
+    _worker,
+    _policy_loss,
+    _distillation,
+    _multi_token_prediction,
+    _invalid,
+    _trainer,
+    _groups,
+    _bounds_without_one,
+)
+"""What stops a run."""
 
-def _shown(value: object) -> str:
-    return "not set" if value is ABSENT else shown(value)
+WARNINGS: tuple[Rule, ...] = (sampling_warnings, _does_nothing)
+"""What a run says when it starts."""

@@ -59,9 +59,12 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    # Hydra closes a run's configuration, and would only say of a key that does not exist how to add it. Open, it leaves
-    # such keys to the parser.
-    node = OmegaConf.structured(RolloutCorrNode)
-    for opened in (node, node.weights, node.dump):
+    # Hydra closes a run's configuration: an override of a criterion that the presets do not have needs a +. Of weights
+    # and dump no key can be added, so that they stay open, and the parser names the key that was meant. The node is a
+    # mapping and not a dataclass: a dataclass would have to be opened for its unknown keys to reach the parser, and
+    # `reject` with it.
+    typed = OmegaConf.structured(RolloutCorrNode)
+    for opened in (typed.weights, typed.dump):
         OmegaConf.set_struct(opened, False)
+    node = OmegaConf.create({str(key): typed._get_node(key) for key in typed})
     ConfigStore.instance().store(name=SCHEMA_NAME, node=node, provider="verl_rollout_corr")

@@ -1,110 +1,70 @@
 """The configuration as it was written: what composing hides, read once more as text from the command line and the YAML.
 
-`0.5_5` and `1_2` are numbers with digit separators to YAML and to Hydra, which read 0.55 and 12. And a `loss_mode` that
-a YAML document of the user sets lies below the one that a preset puts in place.
+`0.5_5` and `1_2` are numbers with digit separators to YAML and to Hydra, which read 0.55 and 12.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.default_element import ResultDefault
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from verl_rollout_corr.configuration.node import ABSENT, two_bounds, two_bounds_instead, value_at
-from verl_rollout_corr.errors import ConfigError
-from verl_rollout_corr.grammar import CRITERION_NAMES
+from verl_rollout_corr.configuration.node import two_bounds, two_bounds_instead
 
 BASE = "rollout_corr_base"
 """The document that every preset brings: what it says of verl's own keys switches the correction on."""
 
-_OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
+_PACKAGE = "verl_rollout_corr.conf"
 _GROUP = "rollout_corr/"
-_REJECT = "rollout_corr.reject"
+_OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
 _SWEPT = re.compile(r"[,()\s]+")
 _BEFORE_VALUE = re.compile(r":(?=\S)")
 _BOUNDS = ("lower", "upper")
 _IN_ANOTHER_BASE = re.compile(r"[+-]?(0[0-9]+(\.[0-9]*)?|0[xob][0-9a-fA-F]+|[0-9]+(:[0-9]+)+(\.[0-9]*)?)")
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
 class Document:
-    """One YAML document of a run, as Hydra names it (`rollout_corr/k3_rs`): dotted key and text of every scalar.
+    """One YAML document of a run, as Hydra names it (`rollout_corr/k3_rs`).
 
-    `package` is where Hydra put it; empty for the root, where presets belong. `parent` is the document whose defaults
-    name it.
+    `package` is where Hydra put it, empty for the root, where presets belong. `places` are the directories and modules
+    that have a document of this name, those with the first one's text left out; Hydra reads the first. A document
+    that is not a file has none.
     """
 
     name: str
-    scalars: tuple[tuple[str, str], ...]
-    package: str = ""
-    parent: str = ""
+    package: str
+    places: tuple[str, ...]
+    text: str
 
+    @property
+    def is_preset(self) -> bool:
+        """Whether it is an option of the group `rollout_corr`."""
+        return self.name.startswith(_GROUP)
 
-def check_overrides(overrides: Iterable[str]) -> None:
-    """Raise ConfigError if an override of `rollout_corr.*` writes two numbers as one."""
-    for override in overrides:
-        match = _OVERRIDE.fullmatch(override.strip())
-        if match is None:
-            continue
-        key, value = match["key"], match["value"].strip()
-        if re.fullmatch(r"\{\s*\}", value):
-            raise ConfigError(
-                f"{key} is {value} on the command line: Hydra merges it into what is there, so that it takes nothing "
-                f"away. Write ~{key}{'.<criterion>' if key == _REJECT else ''} to delete."
-            )
-        pairs = [(key, text) for text in _SWEPT.split(value)]
-        if value.startswith("{"):
-            pairs = list(_in_braces(value, key))
-        for inner_key, text in pairs:
-            _refuse_two_bounds(inner_key, text.strip("'\""), "on the command line")
+    @property
+    def is_verls(self) -> bool:
+        """Whether it comes with verl."""
+        return bool(self.places) and self.places[0].startswith("pkg://verl.")
 
-
-def check_documents(documents: Iterable[Document]) -> None:
-    """Raise ConfigError if a document writes two numbers as one below `rollout_corr`."""
-    for document in documents:
-        for key, text in document.scalars:
-            if key.startswith("rollout_corr."):
-                _refuse_two_bounds(key, text, f"in {document.name}.yaml")
-
-
-def check_criteria(documents: Iterable[Document], overrides: Iterable[str]) -> None:
-    """Raise ConfigError if an override without `+` is about a criterion that neither a document nor a `+` brings."""
-    documents, matches = list(documents), [match for match in map(_OVERRIDE.fullmatch, overrides) if match is not None]
-    keys = [key for document in documents for key, _ in document.scalars]
-    # The mapping as a whole may bring any: from an override, an interpolation, or a preset that is no file.
-    whole = any(match["key"] == _REJECT for match in matches) or {_REJECT, "rollout_corr"} & set(keys)
-    if whole or any(not document.scalars for document in documents if document.name.startswith(_GROUP)):
-        return
-    keys += [match["key"] for match in matches if match["sign"]]
-    known = dict.fromkeys(name for key in keys if (name := _criterion_in(key)) is not None)
-    for match in matches:
-        name = _criterion_in(match["key"])
-        if name not in CRITERION_NAMES or name in known:
-            continue
-        theirs = f"their criteria: {', '.join(known)}" if known else "they have none"
-        raise ConfigError(
-            f"{match['key']} is {match['value']} on the command line, and the presets "
-            f"({', '.join(preset_names(documents)) or 'none'}) have no criterion {name} ({theirs}). "
-            f"Write +{match['key']}={match['value']} to add it."
-        )
-
-
-def _criterion_in(key: str) -> str | None:
-    """`name` in `rollout_corr.reject.name` or a key below it."""
-    return key.removeprefix(f"{_REJECT}.").partition(".")[0] if key.startswith(f"{_REJECT}.") else None
+    def scalars(self) -> dict[str, str]:
+        """Dotted key and text of every scalar; the text of a list is empty."""
+        return dict(_walk(yaml.compose(self.text, Loader=_LOADER), self.package)) if self.text else {}
 
 
 def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, ...]:
-    """The documents that Hydra composed, in the order in which it merged them. One that is no file has no scalars.
+    """The documents that Hydra composed, in the order in which it merged them.
 
     Args:
         loader: Hydra's loader.
@@ -119,128 +79,97 @@ def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, .
         if default.config_path:
             found.setdefault(default.config_path.removesuffix(".yaml"), default)
     sources = list(hydra.runtime.config_sources)
-    return tuple(
-        Document(
-            name,
-            # Of a key that an anchor brings and the document sets, the latter counts: it comes last.
-            tuple(
-                dict(_walk(yaml.compose(_text(sources, name), Loader=yaml.SafeLoader), default.package or "")).items()
-            ),
-            package=default.package or "",
-            parent=(default.parent or "").removesuffix(".yaml"),
-        )
-        for name, default in found.items()
-    )
+    documents: list[Document] = []
+    for name, default in found.items():
+        texts = list(_texts(sources, name))
+        first = texts[0][1] if texts else ""
+        places = [place for i, (place, text) in enumerate(texts) if i == 0 or text != first]
+        documents.append(Document(name, default.package or "", tuple(places), first))
+    return tuple(documents)
 
 
-def check_base(documents: Iterable[Document]) -> None:
-    """Raise ConfigError if no preset among the documents brings what hands the configuration to verl, or a preset is
-    put where nothing reads it.
+def override_messages(overrides: Iterable[str]) -> Iterator[str]:
+    """What overrides of `rollout_corr.*` say in a way that Hydra reads differently: two numbers as one, `{}`."""
+    for override in overrides:
+        match = _OVERRIDE.fullmatch(override.strip())
+        if match is None:
+            continue
+        key, value = match["key"], match["value"].strip()
+        if re.fullmatch(r"\{\s*\}", value):
+            yield (
+                f"{key} is {value} on the command line: Hydra merges it into what is there, so that it takes nothing "
+                f"away. Write ~{key}{'.<criterion>' if key == 'rollout_corr.reject' else ''} to delete."
+            )
+        pairs = _in_braces(value, key) if value.startswith("{") else [(key, text) for text in _SWEPT.split(value)]
+        for inner_key, text in pairs:
+            yield from _two_bounds(inner_key, text.strip("'\""), "on the command line")
+
+
+def document_messages(documents: Iterable[Document]) -> Iterator[str]:
+    """Documents that write two numbers as one below `rollout_corr`, and presets that Hydra reads from another file
+    than the one that was meant, or puts where nothing reads them.
     """
-    documents = list(documents)
-    # Without a header, a preset of one's own is composed into the group's package, where its values belong.
-    packages = {BASE: ("",)} | dict.fromkeys(_preset_documents(documents), ("", "rollout_corr"))
     for document in documents:
-        if document.name in packages and document.package not in packages[document.name]:
-            raise ConfigError(
+        # Without a header, a preset of one's own is composed into the group's package, where its values belong.
+        allowed = ("", "rollout_corr") if document.is_preset else ("",)
+        if (document.is_preset or document.name == BASE) and document.package not in allowed:
+            yield (
                 f"{document.name}@{document.package} puts the preset's values below {document.package}, where nothing "
                 f"reads them. Leave @{document.package} out."
             )
-    if any(document.name == BASE for document in documents):
-        return
-    names = ", ".join(preset_names(documents)) or "none"
-    raise ConfigError(
-        f"the presets ({names}) do not switch the correction on. Write `- /{BASE}` into the defaults of a preset "
-        "of your own."
-    )
-
-
-def check_overwritten(documents: Iterable[Document], config: DictConfig, overrides: Iterable[str]) -> None:
-    """Raise ConfigError if a preset, merged after a document of the user, puts another value over one of its values.
-
-    `overrides` are those of the command line, which may do so.
-    """
-    meant = [match["key"] for match in map(_OVERRIDE.fullmatch, overrides) if match is not None]
-    composed = OmegaConf.to_container(config, resolve=False)
-    for document, key, text in below_presets(documents):
-        if not key.startswith("rollout_corr.") or any(f"{key}.".startswith(f"{other}.") for other in meant):
-            continue
-        found = value_at(composed, key)  # absent where an override takes away what a document brings
-        if found is not ABSENT and found != _read(text) and str(found) != text:
-            raise ConfigError(
-                f"{key} is {text} in {document}.yaml, and a preset, merged after it, sets {found}. Write the preset "
-                f"into the defaults of {document}.yaml, before _self_ (- rollout_corr: <preset>), or {key}={text} on "
-                "the command line."
+        if document.is_preset and document.places[:1] == (f"pkg://{_PACKAGE}",) and len(document.places) > 1:
+            yield (
+                f"{document.name}.yaml is in {', '.join(document.places)}: Hydra reads the first, so that your own "
+                "preset of this name would not be used. Write it under a name that no preset of the package has."
             )
+        if not document.is_verls:
+            for key, text in document.scalars().items():
+                if key.startswith("rollout_corr."):
+                    yield from _two_bounds(key, text, f"in {document.name}.yaml")
 
 
-def overridden_presets(documents: Iterable[Document]) -> Iterator[tuple[str, str, str]]:
-    """Key and both presets, for every key that a preset of a list sets to another value than one before it.
-
-    A preset that has another in its own defaults means to change it.
-    """
-    presets = {document.name: document for document in documents if document.name.startswith(_GROUP)}
-
-    def extends(name: str, other: str) -> bool:
-        parent = presets[other].parent
-        return parent == name or (parent in presets and extends(name, parent))
-
-    written: dict[str, tuple[str, str]] = {}
-    for name, document in presets.items():
-        for key, text in document.scalars:
-            earlier, value = written.get(key, (name, text))
-            if _read(value) != _read(text) and not extends(name, earlier):
-                yield key, earlier.removeprefix(_GROUP), name.removeprefix(_GROUP)
-            written[key] = (name, text)
-
-
-def below_presets(documents: Iterable[Document]) -> Iterator[tuple[str, str, str]]:
-    """Document, key and text of every scalar that was merged before the presets, which may hide it."""
-    for document in documents:
-        if document.name == BASE:
-            return
-        for key, text in document.scalars:
-            yield document.name, key, text
-
-
-def _read(text: str) -> object:
-    """The value as OmegaConf reads it, for whom 1e-4 is a number; interpolations stay as they are."""
-    try:
-        return cast("dict[str, object]", OmegaConf.to_container(OmegaConf.create(f"value: {text}")))["value"]
-    except (yaml.YAMLError, KeyError):
-        return text
+def verls_keys() -> frozenset[str]:
+    """The dotted keys of verl's own configuration, from the file into which verl writes it; empty without verl."""
+    if "verl" not in sys.modules:
+        return frozenset()
+    file = files("verl.trainer.config").joinpath("_generated_ppo_trainer.yaml")
+    return frozenset(
+        dict(_walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=_LOADER), "")) if file.is_file() else ()
+    )
 
 
 def preset_names(documents: Iterable[Document]) -> list[str]:
     """The presets among the documents of a run."""
-    return [name.removeprefix(_GROUP) for name in _preset_documents(documents)]
+    return [document.name.removeprefix(_GROUP) for document in documents if document.is_preset]
 
 
-def _preset_documents(documents: Iterable[Document]) -> list[str]:
-    return [document.name for document in documents if document.name.startswith(_GROUP)]
+def own_files(documents: Iterable[Document]) -> Iterator[str]:
+    """A line for each preset of the user's that goes before one of the package with the same name."""
+    for document in documents:
+        if document.is_preset and f"pkg://{_PACKAGE}" in document.places[1:]:
+            name = document.name.removeprefix(_GROUP)
+            yield f"{name} is {document.name}.yaml of {document.places[0]}, and not the preset of the package"
 
 
 def _in_braces(text: str, path: str) -> Iterator[tuple[str, str]]:
     """The scalars of a mapping as Hydra writes it on the command line, where no space need follow a colon."""
     try:
-        yield from _walk(yaml.compose(_BEFORE_VALUE.sub(": ", text), Loader=yaml.SafeLoader), path)
+        yield from _walk(yaml.compose(_BEFORE_VALUE.sub(": ", text), Loader=_LOADER), path)
     except yaml.YAMLError:  # Hydra's own message is about the whole of it
         return
 
 
-def _refuse_two_bounds(key: str, text: str, origin: str) -> None:
+def _two_bounds(key: str, text: str, origin: str) -> Iterator[str]:
     parent, _, last = key.rpartition(".")
     pair = two_bounds(text) if last in _BOUNDS else None
     if pair is not None:
-        raise ConfigError(f"{key} is {text} {origin}: {two_bounds_instead(parent, pair)}")
-    if last in _BOUNDS and _IN_ANOTHER_BASE.fullmatch(text):
-        raise ConfigError(
-            f"{key} is {text} {origin}: YAML does not read that as a decimal number. Write one, as in 2.0."
-        )
+        yield f"{key} is {text} {origin}: {two_bounds_instead(parent, pair)}"
+    elif last in _BOUNDS and _IN_ANOTHER_BASE.fullmatch(text):
+        yield f"{key} is {text} {origin}: YAML does not read that as a decimal number. Write one, as in 2.0."
 
 
-def _text(sources: Iterable[Any], name: str) -> str:
-    """The document from the first source that has it, as Hydra chooses; empty for the nodes of its ConfigStore."""
+def _texts(sources: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
+    """Place and text of every document of this name, as Hydra searches them; none for nodes of its ConfigStore."""
     for source in sources:
         if source.schema == "file":
             file = Path(source.path, f"{name}.yaml")
@@ -249,8 +178,7 @@ def _text(sources: Iterable[Any], name: str) -> str:
         else:
             continue
         if file.is_file():
-            return file.read_text(encoding="utf-8")
-    return ""
+            yield f"{source.schema}://{source.path}", file.read_text(encoding="utf-8")
 
 
 def _walk(node: yaml.Node | None, path: str) -> Iterator[tuple[str, str]]:
@@ -260,3 +188,5 @@ def _walk(node: yaml.Node | None, path: str) -> Iterator[tuple[str, str]]:
             yield from _walk(value, f"{path}.{key.value}" if path else str(key.value))
     elif isinstance(node, yaml.ScalarNode):
         yield path, node.value
+    elif node is not None:
+        yield path, ""

@@ -14,30 +14,12 @@ import numpy as np
 import torch
 from verl import DataProto
 
+from verl_rollout_corr.configuration.run_check import GROUPED_ESTIMATORS
 from verl_rollout_corr.grammar import Baseline, RolloutCorrConfig
 from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.configured import config_in
 from verl_rollout_corr.hooks.entrance import missing_rollout_log_probs
 from verl_rollout_corr.maths.correction import correct
-
-GROUPED_ESTIMATORS = frozenset(
-    {
-        "grpo",
-        "grpo_vectorized",
-        "grpo_passk",
-        "gpg",
-        "rloo",
-        "rloo_vectorized",
-        "opo",
-        "reinforce_plus_plus_baseline",
-        "gdpo",
-        "optimal_token_baseline",
-        "tir_optimal_token_baseline",
-    }
-)
-"""verl's estimators whose baseline is a statistic of the other rows of the prompt; the others have no group in which
-a row could vote.
-"""
 
 
 def kept_rows(batch: DataProto, config: RolloutCorrConfig) -> torch.Tensor:

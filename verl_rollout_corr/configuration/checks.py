@@ -1,0 +1,258 @@
+"""The checks before a run: one list of rules over what Hydra composed, for every entrance to a run.
+
+The callback calls it in verl's programs, the seam of Ray's environment in a driver that composed its configuration in
+another way, `load_preset` without a run, and a command line that only checks. What the node says by itself is read by
+`parser.py`, what it needs from verl's configuration is in `run_check.py`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from verl_rollout_corr.configuration import command_line, hints, resolver, written
+from verl_rollout_corr.configuration.loading import workers_objection
+from verl_rollout_corr.configuration.misspelt import GROUP, Words, suspects
+from verl_rollout_corr.configuration.node import Gathered, instead, shown
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.configuration.preset_notes import shipped_names
+from verl_rollout_corr.configuration.run_check import run_problems, run_warnings
+from verl_rollout_corr.errors import ConfigError, Problem
+from verl_rollout_corr.grammar import CRITERION_NAMES, RolloutCorrConfig
+
+WITHOUT_POLICY_LOSS = tuple(
+    f"verl.trainer.{name}" for name in ("sft_trainer", "sft_trainer_ray", "main_generation_server", "main_eval")
+)
+"""The programs of verl that train no policy by its rewards."""
+
+_ASKED = re.compile(r"\+{0,2}rollout_corr\s*[.=@]")
+_OFF = re.compile(r"\+rollout_corr=null", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is known of a run before it starts.
+
+    `composed` is verl's configuration as Hydra composed it, and `hydra` Hydra's own node, or None where the
+    configuration did not come from Hydra's command line.
+    """
+
+    composed: DictConfig
+    hydra: DictConfig | None = None
+
+    @classmethod
+    def of(cls, composed: DictConfig, hydra: DictConfig | None = None) -> Command:
+        """A composed configuration, with its node `hydra` or with one that was taken out of it."""
+        own = composed.get("hydra", None)
+        return cls(composed, hydra if own is None else own)
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        """The configuration as mappings, interpolations as they are written."""
+        plain = cast("dict[str, Any]", OmegaConf.to_container(self.composed, resolve=False))
+        return {key: value for key, value in plain.items() if key != "hydra"}
+
+    @cached_property
+    def overrides(self) -> tuple[str, ...]:
+        """The overrides of the command line."""
+        return tuple(self.hydra.overrides.task) if self.hydra is not None else ()
+
+    @cached_property
+    def documents(self) -> tuple[written.Document, ...]:
+        """The YAML documents of the run."""
+        if self.hydra is None or not GlobalHydra.instance().is_initialized():
+            return ()
+        return written.read_documents(GlobalHydra.instance().config_loader(), self.hydra)
+
+    @cached_property
+    def presets(self) -> tuple[str, ...]:
+        """The presets of the run."""
+        return tuple(written.preset_names(self.documents)) if self.is_ours else ()
+
+    @cached_property
+    def is_ours(self) -> bool:
+        """Whether anything of the run is about rollout_corr, by its right name."""
+        asked = any(_ASKED.match(override) for override in self.overrides)
+        return asked or GROUP in self.plain or any(resolver.switches(self.composed))
+
+    @cached_property
+    def is_on(self) -> bool:
+        """Whether a preset hands the configuration to verl, to a part of it at least."""
+        return any(resolver.switches(self.composed))
+
+    @cached_property
+    def is_off(self) -> bool:
+        """Whether null was chosen for the preset."""
+        nothing = GROUP in self.plain and self.plain[GROUP] is None
+        return not self.is_on and (nothing or command_line.OFF in self.presets)
+
+    @cached_property
+    def verls_keys(self) -> frozenset[str]:
+        """The dotted keys of verl's own configuration."""
+        keys = (key for document in self.documents if document.is_verls for key in document.scalars())
+        return written.verls_keys() | frozenset(keys)
+
+    @cached_property
+    def config(self) -> RolloutCorrConfig | None:
+        """The parsed node, or None if it cannot be read."""
+        try:
+            config = resolver.parse_node(self.composed)
+        except ConfigError:
+            return None
+        return replace(config, presets=self.presets or config.presets)
+
+
+def problems(run: Command | DictConfig) -> list[Problem]:
+    """Everything that is wrong with a run, before it starts; empty where nothing is.
+
+    Args:
+        run: verl's configuration as Hydra composed it, best with its node `hydra` (`return_hydra_config=True`), from
+            which the command line and the YAML documents are known.
+    """
+    command = run if isinstance(run, Command) else Command.of(run)
+    with resolver.answering():
+        return list(dict.fromkeys(problem for rule in RULES for problem in rule(command)))
+
+
+def check(run: Command | DictConfig) -> None:
+    """Raise ConfigError with every problem of a run."""
+    found = problems(run)
+    if found:
+        raise ConfigError(*found)
+
+
+def notices(run: Command | DictConfig) -> list[str]:
+    """What a run without problems says when it starts: that the correction is off, warnings, whose presets are used."""
+    command = run if isinstance(run, Command) else Command.of(run)
+    if command.is_off:
+        return ["off: rollout_corr is null, so that nothing is corrected and nothing is measured"]
+    if not command.is_on or command.config is None:
+        return []
+    with resolver.answering():
+        warnings = [f"warning: {message}" for message in run_warnings(command.config, command.composed)]
+    return [*warnings, *written.own_files(command.documents)]
+
+
+def _misspelt(command: Command) -> Iterator[Problem]:
+    # Whoever writes null has seen the group, and means something else by a value that is named like a preset. With a
+    # preset on, `reject` is spelt right somewhere. `lag` is a word of everyone's.
+    presets = set[str]() if command.is_off else {*shipped_names()} - {*command.presets}
+    criteria = () if command.is_on else [name for name in CRITERION_NAMES if "_" in name]
+    for suspect in suspects(command.plain, Words(presets, criteria), lambda key: key not in command.verls_keys):
+        problem = suspect.problem(presets)
+        program = _program_without_policy_loss()
+        yield Problem(problem.key, problem.found, f"Leave it out: {program} corrects nothing.") if program else problem
+
+
+def _unknown_preset(command: Command) -> Iterator[Problem]:
+    shipped = shipped_names()
+    for name in command.presets:
+        if command_line.is_unknown(name):
+            yield Problem(f"+{GROUP}", f"is {shown(name)}: there is no such preset.", nearest_preset(name, shipped))
+
+
+def nearest_preset(name: str, shipped: tuple[str, ...]) -> str:
+    """The preset that was probably meant, or all of them."""
+    text = instead(name, shipped, hints.PRESETS)
+    near, _, _ = text.partition("? ")
+    return f"{near}? Write +{GROUP}={near.removeprefix('Did you mean ')}." if near != text else text
+
+
+def _text(command: Command) -> Iterator[Problem]:
+    """What composing hides, as it was written."""
+    for message in written.override_messages(command.overrides):
+        yield Problem.read(message)
+    if command.is_ours:
+        for message in written.document_messages(command.documents):
+            yield Problem.read(message)
+
+
+def _without_effect(command: Command) -> Iterator[Problem]:
+    """Values that no preset hands to verl."""
+    asked = [override for override in command.overrides if _ASKED.match(override) and not _OFF.fullmatch(override)]
+    unknown = any(command_line.is_unknown(name) for name in command.presets)
+    nothing = command.plain.get(GROUP) is None or command.is_off
+    if command.is_on or unknown or (nothing and not asked) or command.is_off:
+        return
+    value = command.plain.get(GROUP)
+    if isinstance(value, str) and value:
+        yield Problem(
+            GROUP,
+            f"is {shown(value)} as a value, which chooses no preset, so that nothing would be corrected.",
+            f"Write +{GROUP}={value} on the command line, with one +, or `- {GROUP}: {value}` into the defaults of a "
+            "YAML file.",
+        )
+        return
+    yield Problem(
+        asked[0] if asked else GROUP,
+        "is set and no preset switches it on, so nothing would be corrected.",
+        f"Write +{GROUP}=<preset> too, as in +{GROUP}=k3_rs (metrics_only, to set every value yourself; null, to "
+        "switch it off); a preset of your own needs /rollout_corr_base in its defaults.",
+    )
+
+
+def _partly_on(command: Command) -> Iterator[Problem]:
+    gathered = Gathered()
+    with gathered.gathering():
+        resolver.is_switched_on(command.composed)
+    yield from gathered.problems
+
+
+def _program(command: Command) -> Iterator[Problem]:
+    name = _program_without_policy_loss()
+    if name and command.is_on:
+        yield Problem(name, "trains no policy by its rewards, so that a preset has no effect.", f"Leave +{GROUP} out.")
+
+
+def _program_without_policy_loss() -> str | None:
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = getattr(spec, "name", None)
+    return name if name in WITHOUT_POLICY_LOSS else None
+
+
+def _workers(command: Command) -> Iterator[Problem]:
+    """An environment of Ray's workers that keeps verl from loading the hook there."""
+    objection = workers_objection(command.plain) if command.is_on else None
+    if objection:
+        yield Problem.read(objection)
+
+
+def _node(command: Command) -> Iterator[Problem]:
+    if command.is_on:
+        gathered = Gathered()
+        with gathered.gathering():
+            resolver.parse_node(command.composed)
+        yield from gathered.problems
+
+
+def _verl(command: Command) -> Iterator[Problem]:
+    """The rest of verl's configuration, where there is one."""
+    if command.is_on and "trainer" in command.plain and not _program_without_policy_loss():
+        node = command.plain.get(GROUP)
+        # With a node that cannot be read, what depends on more than its mode is left out.
+        bypass = isinstance(node, Mapping) and cast("Mapping[str, Any]", node).get("mode") == "bypass"
+        yield from run_problems(command.config or parse({"mode": "bypass"} if bypass else {}), command.composed)
+
+
+Rule = Callable[[Command], Iterator[Problem]]
+"""Yields everything that one rule objects to."""
+
+RULES: tuple[Rule, ...] = (
+    _misspelt,
+    _unknown_preset,
+    _text,
+    _without_effect,
+    _partly_on,
+    _program,
+    _workers,
+    _node,
+    _verl,
+)
+"""What can be wrong with a run, in the order in which it is said."""

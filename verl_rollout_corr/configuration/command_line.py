@@ -1,0 +1,79 @@
+"""What the plug-in of Hydra's search path reads from the command line, before Hydra composes anything.
+
+Hydra refuses some values of a group by a traceback or a list of all options. They are let through here, so that the
+checks of the run can say what to write, together with whatever else is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+
+OFF = "off"
+"""The option that stands for null in a sweep over presets, which Hydra does not take for an option."""
+
+_CALLBACK = "verl_rollout_corr.configuration.callback.RunStart"
+_NOT_AN_OPTION = re.compile(
+    r"\+\+rollout_corr=.*|\+rollout_corr=(null|true|false|[-+.0-9e]+)?", re.IGNORECASE | re.DOTALL
+)
+_PRESETS = re.compile(r"\+rollout_corr=(?P<names>[\w.,\[\]/\s-]+)")
+_ANOTHER_PRIMARY = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
+_NO_RUN = ("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shell-completion", "-sc")
+_unknown: set[str] = set()
+
+
+def is_no_option(arguments: Iterable[str]) -> bool:
+    """Whether `rollout_corr` is given what no group takes: null, a number, a boolean, or a second +."""
+    return any(_NOT_AN_OPTION.fullmatch(argument.strip()) for argument in arguments)
+
+
+def register_callback() -> None:
+    """Have Hydra call `RunStart` in every application, with and without a preset."""
+    store = ConfigStore.instance()
+    node = store.load("hydra/config.yaml").node
+    if "rollout_corr" not in node.callbacks:
+        node.callbacks["rollout_corr"] = {"_target_": _CALLBACK}
+        store.store(group="hydra", name="config", node=node, provider="verl_rollout_corr")
+
+
+def register_unknown(arguments: Sequence[str], shipped: Iterable[str]) -> None:
+    """Let through the presets of the command line that exist nowhere. Only where the whole search path is known: in
+    verl's own programs, with verl's own primary configuration.
+    """
+    main = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None) or ""
+    options = [argument.partition("=")[0] for argument in arguments]
+    elsewhere = any("searchpath" in argument and "pkg://" in argument for argument in arguments)
+    if (
+        is_no_option(arguments)
+        or not main.startswith("verl.")
+        or elsewhere
+        or {*_ANOTHER_PRIMARY, *_NO_RUN} & set(options)
+    ):
+        return
+    directories = [path for argument in arguments for path in re.findall(r"file://([^\],'\"]+)", argument)]
+    for name in names_in(arguments):
+        own = any(Path(directory, "rollout_corr", f"{name}.yaml").is_file() for directory in directories)
+        if name not in shipped and not own:
+            _unknown.add(name)
+            ConfigStore.instance().store(group="rollout_corr", name=name, node={}, package="_global_")
+
+
+def register_off() -> None:
+    """Give the group the option that stands for null."""
+    ConfigStore.instance().store(group="rollout_corr", name=OFF, node={}, package="_global_")
+
+
+def names_in(arguments: Iterable[str]) -> list[str]:
+    """The presets that `+rollout_corr=...` names, those of a sweep too."""
+    matches = [match for match in map(_PRESETS.fullmatch, arguments) if match is not None]
+    words = [word.strip() for match in matches for word in re.split(r"[,\[\]]", match["names"])]
+    return [word.removesuffix(".yaml") for word in words if word and word.lower() != "null"]
+
+
+def is_unknown(name: str) -> bool:
+    """Whether `register_unknown` let this preset through."""
+    return name in _unknown

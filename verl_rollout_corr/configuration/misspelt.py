@@ -1,0 +1,146 @@
+"""Keys that were meant to be ours and are not: Hydra takes any `+key=value`, and nothing would read it.
+
+Standard library only. A composed configuration is searched as plain mappings. verl's own keys are left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from verl_rollout_corr.configuration.node import shown
+from verl_rollout_corr.errors import Problem
+
+GROUP = "rollout_corr"
+"""The name of the group of presets and of the node."""
+
+_NEAR = ("rolloutcorr", "rolloutcorrection", "verlrolloutcorr")
+# Words that begin alike and mean something else: correct, correctness, correlation, corrupt, correspond.
+_CONTAINS = re.compile(r"rolloutcorr(?!ect(?!ion)|el|up|esp)")
+_SECTIONS = frozenset({"weights", "reject", "min_group_kept", "denominator", "baseline"})
+_BOUND_KEYS = frozenset({"lower", "upper", "when"})
+_NOT_MISSPELT = frozenset(
+    {
+        GROUP,
+        "algorithm.rollout_correction",
+        "actor_rollout_ref.actor.policy_loss.rollout_correction",
+        "actor_rollout_ref.actor.policy_loss.rollout_corr",
+    }
+)
+"""Our node, verl's own correction, and where presets hand our configuration to the actors."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A key that nothing reads and that was probably meant for us."""
+
+    path: str
+    value: Any
+
+    def problem(self, presets: Collection[str]) -> Problem:
+        """What to write instead."""
+        named = named_presets(self.value, presets)
+        group = f"+{GROUP}={named[0] if len(named) == 1 else '[' + ','.join(named) + ']' if named else '<preset>'}"
+        write = f"Did you mean {GROUP}? Write {group}"
+        values = [] if named or not isinstance(self.value, Mapping) else list(_values(self.value))
+        if values:
+            write += " and " + " ".join(f"++{GROUP}.{key}={text}" for key, text in values[:4])
+        return Problem(
+            self.path,
+            f"is {shown(self.value)}: this is not the group {GROUP}, so that it chooses no preset and nothing "
+            "would be corrected.",
+            f"{write}; in a YAML file, a line `- {GROUP}: <preset>` of its defaults. If it has nothing to do with "
+            f"rollout correction, choose another name or value, or add +{GROUP}=null.",
+        )
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words of ours that nobody else uses as keys or values, as far as the run does not use them rightly already."""
+
+    presets: Collection[str]
+    criteria: Collection[str]
+
+
+def suspects(composed: Mapping[str, Any], ours: Words, is_added: Callable[[str], bool]) -> list[Suspect]:
+    """The keys of a composed configuration, without `hydra`, that were probably meant for us.
+
+    Args:
+        composed: plain nested mappings.
+        ours: what a key or a value can be recognised by, beside its likeness to `rollout_corr`.
+        is_added: whether a dotted key is the user's own and not verl's; asked only about values that name a preset.
+    """
+    return list(_suspects(composed, "", ours, is_added))
+
+
+def named_presets(value: object, presets: Collection[str]) -> list[str]:
+    """The presets that a value names: `k3_rs`, `[token_is, k3_rs]` or `token_is,k3_rs`; empty if it says more."""
+    names = value.strip().strip("[]").split(",") if isinstance(value, str) else value
+    if not isinstance(names, list | tuple):
+        return []
+    words = [name.strip().removesuffix(".yaml") for name in cast("list[object]", names) if isinstance(name, str)]
+    return words if words and len(words) == len(names) and all(word in presets for word in words) else []
+
+
+def _suspects(node: Mapping[str, Any], path: str, ours: Words, is_added: Callable[[str], bool]) -> Iterator[Suspect]:
+    for key, value in node.items():
+        here = f"{path}.{key}" if path else str(key)
+        if here in _NOT_MISSPELT:
+            continue
+        near = any(_is_near(part, value, ours.presets) for part in re.split(r"[./@ ]", str(key)))
+        if near or (key in ours.criteria and _has_bounds(value)):
+            yield Suspect(here, value)
+        elif not path and key in ours.presets and is_added(here):  # `+k3_rs=true`
+            yield Suspect(here, key)
+        elif isinstance(value, Mapping):
+            yield from _suspects(cast("Mapping[str, Any]", value), here, ours, is_added)
+        elif named_presets(value, ours.presets) and is_added(here):
+            yield Suspect(here, value)
+
+
+def _is_near(name: str, value: object, presets: Collection[str]) -> bool:
+    letters = re.sub(r"[-_\s]", "", name.lower())
+    if _CONTAINS.search(letters):
+        return True
+    distance = min(_distance(letters, ours) for ours in _NEAR)
+    # A number is no preset: `rollout_cores: 8` is somebody else's.
+    if distance == 1:
+        return not isinstance(value, bool | int | float)
+    return distance == 2 and _looks_like_ours(value, presets)
+
+
+def _looks_like_ours(value: object, presets: Collection[str]) -> bool:
+    if isinstance(value, Mapping):
+        return any(key in _SECTIONS for key in cast("Mapping[str, Any]", value))
+    return value is None or bool(named_presets(value, presets))
+
+
+def _has_bounds(value: object) -> bool:
+    return isinstance(value, Mapping) and bool(_BOUND_KEYS & set(cast("Any", value)))
+
+
+def _distance(one: str, other: str) -> int:
+    """Letters to insert, delete, replace or swap with a neighbour; 3 stands for more than 2."""
+    if abs(len(one) - len(other)) > 2:
+        return 3
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, wanted in enumerate(other, 1):
+            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and (letter, one[i - 2]) == (other[j - 2], wanted):
+                cost = min(cost, rows[-2][j - 2] + 1)
+            row.append(cost)
+        rows.append(row)
+    return min(rows[-1][-1], 3)
+
+
+def _values(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in node.items():
+        here = f"{path}.{key}" if path else str(key)
+        if isinstance(value, Mapping):
+            yield from _values(cast("Mapping[str, Any]", value), here)
+        else:
+            yield here, shown(value).strip("'")

@@ -1,0 +1,83 @@
+"""verl's policy losses that do not take any mask and any weights in decoupled mode, and why (docs/policy-losses.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from verl_rollout_corr.grammar import Denominator, Invalid, Outside, RolloutCorrConfig, Scope
+
+BYPASS_LOSS_MODE = "rollout_corr"
+"""The name under which the hook registers its policy loss with verl."""
+
+
+def policy_loss_objection(loss_mode: str, config: RolloutCorrConfig) -> str | None:
+    """Why this policy loss of verl would be wrong with `config` in decoupled mode, or None where it is right."""
+    rule = _POLICY_LOSSES.get(loss_mode)
+    return rule(config) if rule else None
+
+
+def _part_of_a_sequence(config: RolloutCorrConfig) -> str | None:
+    """The first criterion that can reject some tokens of a sequence and keep others."""
+    return next((criterion.name for criterion in config.reject if criterion.scope is not Scope.SEQ), None)
+
+
+def _gspo(config: RolloutCorrConfig) -> str | None:
+    part = _part_of_a_sequence(config)
+    if part is None or config.denominator is Denominator.KEPT:
+        return None
+    return (
+        f"its sequence ratio is a mean over the response mask, which the tokens rejected by "
+        f"rollout_corr.reject.{part} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
+        f"rollout_corr.denominator: kept, or another loss_mode."
+    )
+
+
+def _geo_mean(config: RolloutCorrConfig) -> str | None:
+    part = _part_of_a_sequence(config)
+    if part is not None:
+        return (
+            f"its geometric mean of ratios and weights runs over the response mask, which the tokens rejected by "
+            f"rollout_corr.reject.{part} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
+            f"or another loss_mode."
+        )
+    if config.denominator is Denominator.KEPT:
+        return (
+            "it divides by the rows of each micro-batch, kept or not, and takes no other denominator. "
+            "Write rollout_corr.denominator: all, or another loss_mode."
+        )
+    if config.weights is not None and config.weights.outside is Outside.MASK:
+        return (
+            "it takes the geometric mean of a row's weights, with 1e-10 for a weight of 0: one token outside the "
+            "bounds would scale the whole row by an arbitrary number. Write rollout_corr.weights.outside: truncate, "
+            "or another loss_mode."
+        )
+    return None
+
+
+def _covariance(config: RolloutCorrConfig) -> str | None:
+    rejects = config.reject or config.min_group_kept is not None or config.invalid is Invalid.REJECT
+    if not rejects or config.denominator is Denominator.KEPT:
+        return None
+    return (
+        "it selects tokens by their distance from means over the response mask, in which rejected tokens would count "
+        "and among which they would be selected. Write rollout_corr.denominator: kept, or another loss_mode."
+    )
+
+
+def _own_bypass(config: RolloutCorrConfig) -> str | None:
+    return "it is verl's own correction. Leave it out and write rollout_corr.mode: bypass."
+
+
+def _loss_of_bypass(config: RolloutCorrConfig) -> str | None:
+    return "it is the loss of bypass mode. Leave it out, or write rollout_corr.mode: bypass."
+
+
+# One that is not listed takes any mask and any weights as they are.
+_POLICY_LOSSES: dict[str, Callable[[RolloutCorrConfig], str | None]] = {
+    "gspo": _gspo,
+    "geo_mean": _geo_mean,
+    "clip_cov": _covariance,
+    "kl_cov": _covariance,
+    "bypass_mode": _own_bypass,
+    BYPASS_LOSS_MODE: _loss_of_bypass,
+}

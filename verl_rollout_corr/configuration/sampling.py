@@ -1,0 +1,184 @@
+"""What the engine samples from, read from every place where verl and vLLM take a sampling parameter.
+
+The log-probs of the engine are either those of the distribution that it sampled from (`processed_logprobs`) or those
+of the model before the sampler changed it (`raw_logprobs`). The trainer divides its logits by the temperature and
+changes nothing else. Validation has parameters of its own (`val_kwargs`), which are not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from verl_rollout_corr.configuration.node import ABSENT, listed, shown, shown_or_absent, value_at
+from verl_rollout_corr.grammar import Agg, RolloutCorrConfig, Scope, Stat
+
+ROLLOUT = "actor_rollout_ref.rollout"
+"""The node of verl's configuration with the parameters of the rollouts."""
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "temperature": (1,),
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "no_repeat_ngram_size": (0,),
+    "min_tokens": (0,),
+    "min_new_tokens": (0,),
+    "min_length": (0,),
+    "logit_bias": (),
+    "bad_words": (),
+    "bad_words_ids": (),
+    "suppress_tokens": (),
+    "begin_suppress_tokens": (),
+    "allowed_token_ids": (),
+    "structured_outputs": (),
+    "guided_decoding": (),
+    "logits_processors": (),
+    "thinking_token_budget": (),
+}
+"""Sampling parameters that change the distribution, and the values at which they do not. Null and empty are neutral."""
+
+_TRUNCATING = ("top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_NOT_TRAINING = ("val_kwargs",)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A sampling parameter that changes the distribution: its full key, its name and its value."""
+
+    key: str
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} is {shown(self.value)}"
+
+
+def parameters(run: Mapping[str, Any]) -> list[Parameter]:
+    """Every sampling parameter of the rollouts that changes the distribution, wherever it is written."""
+    rollout = value_at(run, ROLLOUT)
+    return list(_parameters(rollout, ROLLOUT, value_at(run, f"{ROLLOUT}.name"))) if isinstance(rollout, Mapping) else []
+
+
+def log_prob_problems(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
+    """Logits, and log-probs of another distribution than the one that was sampled from."""
+    key, mode = log_probs_mode(run)
+    remedy = f"Write {ROLLOUT}.logprobs_mode=processed_logprobs, or leave {key} out."
+    found = shown_or_absent(value_at(run, key))
+    if isinstance(mode, str) and mode.endswith("_logits"):
+        yield f"{key} is {found}: logits are not log-probs. {remedy}"
+    elif isinstance(mode, str) and mode.startswith("raw"):
+        changed = parameters(run)
+        if changed:
+            trained = all(parameter.name == "temperature" for parameter in changed)
+            yield (
+                f"{key} is {found} and {listed(changed, 'and')}: the engine would report log-probs before the sampler "
+                f"changes them{', which the trainer applies' if trained else ''}, and every ratio would be that of a "
+                f"distribution which nobody sampled from. {remedy}"
+            )
+
+
+def sampling_warnings(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
+    """With log-probs of the sampling distribution: what the trainer does not know of the sampler, and what it costs."""
+    _, mode = log_probs_mode(run)
+    if isinstance(mode, str) and mode != "processed_logprobs":
+        return
+    for parameter in parameters(run):
+        # The trainer divides by this temperature, and by no other.
+        if parameter.key == f"{ROLLOUT}.temperature":
+            continue
+        if parameter.name in _TRUNCATING:
+            yield f"{parameter}: {_truncated(parameter, config)}"
+        else:
+            yield (
+                f"{parameter}: the engine samples from a distribution that the trainer does not know, so that every "
+                "ratio measures this parameter too, and tokens that it rules out are never sampled. Leave it out, or "
+                "expect weights and criteria to answer to it."
+            )
+
+
+def log_probs_mode(run: Mapping[str, Any]) -> tuple[str, object]:
+    """The key that decides which log-probs the engine returns, and its value.
+
+    Arguments of the engine's own go over verl's, and vLLM takes an absent mode for `raw_logprobs`.
+    """
+    key = f"{ROLLOUT}.logprobs_mode"
+    vllm = value_at(run, f"{ROLLOUT}.name") == "vllm"
+    own = value_at(run, f"{ROLLOUT}.engine_kwargs.vllm")
+    for name in ("logprobs_mode", "logprobs-mode"):
+        if vllm and value_at(own, name) not in (ABSENT, None):
+            key = f"{ROLLOUT}.engine_kwargs.vllm.{name}"
+    found = value_at(run, key)
+    return key, "raw_logprobs" if vllm and found in (None, ABSENT) else found
+
+
+def _parameters(node: Mapping[str, Any], path: str, engine: object) -> Iterator[Parameter]:
+    for key in node:
+        name, here = str(key).replace("-", "_"), f"{path}.{key}"
+        if name in _NOT_TRAINING or (path.endswith(".engine_kwargs") and key != engine):
+            continue
+        value = _opened(value_at(node, key)) if name.endswith("generation_config") else value_at(node, key)
+        if name in _NEUTRAL:
+            if not _is_neutral(name, value):
+                yield Parameter(here, name, value)
+        elif isinstance(value, Mapping):
+            yield from _parameters(cast("Mapping[str, Any]", value), here, engine)
+
+
+def _opened(value: object) -> object:
+    """VLLM takes this argument as JSON too."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def _is_neutral(name: str, value: object) -> bool:
+    if value is None or (isinstance(value, Mapping | list | tuple | str) and not len(cast("Any", value))):
+        return True
+    return not isinstance(value, bool) and value in _NEUTRAL[name]
+
+
+def _truncated(parameter: Parameter, config: RolloutCorrConfig) -> str:
+    """What truncated sampling does to the ratios, and to the criteria of this configuration."""
+    kept = float(parameter.value) if parameter.name == "top_p" and isinstance(parameter.value, int | float) else None
+    known = kept is not None and 0 < kept < 1
+    size = (
+        f"here S lies in [{kept:g}, 1], so that -log S is at most {-math.log(kept):.3g}"
+        if known and kept
+        else ("how small S is, depends on the model; `kl` at lag 0 shows its mean")
+    )
+    lost = [f"rollout_corr.reject.{name} (lower {lower:g})" for name, lower in _rejecting(config, kept if known else 0)]
+    verdict = (
+        f"{listed(lost, 'and')} rejects a response whose S lies below it, which with a band this narrow is "
+        "practically every response"
+        if lost
+        else "no criterion here has a lower bound that this alone would break on every response"
+    )
+    return (
+        f"the engine renormalises over the tokens that it may sample, with mass S, and the trainer over all tokens, so "
+        f"that at equal weights every ratio is S instead of 1 and every log-ratio is off by -log S; {size}; {verdict}. "
+        f"Write {ROLLOUT}.{parameter.name}={_NEUTRAL[parameter.name][0]} to sample from what is trained."
+    )
+
+
+def _rejecting(config: RolloutCorrConfig, kept: float | None) -> Iterator[tuple[str, float]]:
+    """The criteria whose lower bound on a ratio, or a product or a mean of ratios, truncation can break by itself."""
+    for criterion in config.reject:
+        lower = criterion.bounds.lower
+        if criterion.stat is not Stat.K1 or lower is None or criterion.agg is Agg.MAX:
+            continue
+        product = criterion.agg is Agg.SUM and criterion.scope in (Scope.TURN, Scope.SEQ)
+        if product or lower > (kept or 0.5):
+            yield criterion.name, lower
