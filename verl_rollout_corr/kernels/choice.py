@@ -1,0 +1,106 @@
+"""The door: `correct` by the fast twin where there is one, else by the definition; chosen once per process.
+
+Standard library and the definition only, until the twin is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from verl_rollout_corr.errors import InputError, RolloutCorrError
+from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.maths import correction
+from verl_rollout_corr.maths.correction import Correction
+
+MATHS = "VERL_ROLLOUT_CORR_MATHS"
+"""The environment variable that says `definition` to do without the twin, or `numba` to refuse to do without."""
+
+OLDEST_NUMBA = (0, 60)
+"""What the kernels need of numba first came with this version; the tests run with the one that vLLM pins."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who corrects in this process. `twin` answers None where the definition has to; `name` has no space in it."""
+
+    name: str
+    twin: Callable[..., Correction | None] | None
+
+
+def correct(
+    train_log_probs: Tensor,
+    rollout_log_probs: Tensor | None,
+    response_mask: Tensor,
+    config: RolloutCorrConfig,
+    *,
+    advantages: Tensor | None = None,
+    group_ids: Any = None,
+    staleness: Any = None,
+) -> Correction:
+    """`maths.correction.correct`, by whoever is fastest here: the same arguments, answer and errors."""
+    optional = {"advantages": advantages, "group_ids": group_ids, "staleness": staleness}
+    twin = chosen().twin
+    if twin is not None:
+        try:
+            found = twin(train_log_probs, rollout_log_probs, response_mask, config, **optional)
+        except (RolloutCorrError, MemoryError, Warning):
+            raise
+        except Exception as error:
+            _give_up(error)
+        else:
+            if found is not None:
+                return found
+    return correction.correct(train_log_probs, rollout_log_probs, response_mask, config, **optional)
+
+
+@lru_cache(maxsize=1)
+def chosen() -> Choice:
+    """The choice, which imports numba if it is there. Raises InputError if the environment asks for what is not."""
+    asked = os.environ.get(MATHS, "")
+    if asked not in ("", "definition", "numba"):
+        raise InputError(f"{MATHS} is {asked!r}; write definition or numba, or leave it out")
+    if asked == "definition":
+        return Choice(f"definition({MATHS})", None)
+    reason = _missing()
+    if reason is None:
+        try:
+            from verl_rollout_corr.kernels.engine import correct as twin
+        except Exception as error:  # another library's import can fail in any way
+            reason = f"numba-fails:{type(error).__name__}"
+        else:
+            return Choice(f"numba-{importlib.metadata.version('numba')}", twin)
+    if asked == "numba":
+        raise InputError(f"{MATHS} is numba, and it cannot be used here: {reason}. Install numba, or leave {MATHS} out")
+    return Choice(f"definition({reason})", None)
+
+
+def _missing() -> str | None:
+    """Why numba cannot be used, as far as that can be said without importing it."""
+    try:
+        version = importlib.metadata.version("numba")
+    except importlib.metadata.PackageNotFoundError:
+        return "no-numba"
+    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if numbers < OLDEST_NUMBA:
+        return f"numba-{version}-is-older-than-{'.'.join(map(str, OLDEST_NUMBA))}"
+    return None
+
+
+def _give_up(error: Exception) -> None:
+    """The twin failed where it should not: from now on the definition decides in this process, and the user knows."""
+    chosen.cache_clear()
+    os.environ[MATHS] = "definition"
+    warnings.warn(
+        f"the fast kernels failed ({type(error).__name__}: {error}), so that the slow definition corrects from now on; the "
+        "results are the same. Please report this",
+        stacklevel=4,
+    )

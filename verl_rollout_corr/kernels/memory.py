@@ -1,0 +1,176 @@
+"""Where kernels find things: the map of their memory, in words of 8 bytes. Constants only.
+
+*work*: the scratch of one thread. Slots of `BLOCK` tokens each, then what is known of the block, the turn and the row.
+*sums*: the accumulators of one chunk of rows, added in the order of the chunks when all are done.
+*settings*: `WORDS` words per stage: what it needs to know, and what it remembers within a unit; of one thread.
+*job*: what all threads share: tensors, rows, stages.
+"""
+
+from __future__ import annotations
+
+BLOCK = 512
+"""Tokens that go through all stages together: their slots fit into the first cache."""
+
+# work: slots
+(
+    TRAIN,
+    ROLLOUT,
+    LOG_RATIO,
+    K3,
+    RATIO,
+    OFF_ONE,
+    DIFFERENCE,
+    WEIGHT,
+    SCRATCH,
+    KEEP,
+    MAY,
+    ONES,
+    ADVANTAGE,
+    PREFIX,
+    K2,
+    ABS,
+    TV_STAT,
+    BKL,
+    BKL_MU,
+) = (slot * BLOCK for slot in range(19))
+SLOTS = 19
+"""log pi_train, log mu, l, k3, r = exp(clip(l)), r - 1, pi_train - mu, applied weights, anything; int64 0 or 1: kept so
+far, may be rejected, 1 always; advantages, prefix weights; statistics that are computed where a criterion asks."""
+
+# work: sums of a block, and then of the row
+SUM_WORDS = 9
+N, FINITE, L, ABS_L, K3_SUM, TV, OFF_ONE_SUM, SQUARE, ROLLOUT_SUM = range(SUM_WORDS)
+BLOCK_SUMS = SLOTS * BLOCK
+ROW_SUMS = BLOCK_SUMS + SUM_WORDS
+_HEAD = ROW_SUMS + SUM_WORDS
+
+# work: int64, but UNIT_WEIGHT and the two FIRST
+(
+    INVALID,
+    FAILED,
+    UNIT_WEIGHT,
+    RUN_START,
+    RUN_END,
+    BAD_MASK,
+    LAG,
+    CONSTANT,
+    FIRST_ROLLOUT,
+    FIRST_TRAIN,
+    ROW_START,
+    KEEP_ROW,
+    WEIGHTS_ROW,
+    KEPT,
+    POSITION,
+    FILLED,
+    PIECE_COUNT,
+    TURN_START,
+    TURN_N,
+    TURN_KEPT,
+    TURN_NUMBER,
+) = (_HEAD + word for word in range(21))
+"""Found by stages: invalid tokens of the block, whether a unit failed, the weight of a unit, the next run, whether the
+mask is broken, the row's lag, which sides of it vary, its first log-probs. Kept by the walk: elements before the row,
+addresses of its answer, tokens kept, tokens before the block, tokens and pieces in it, the turn so far."""
+PIECES = _HEAD + 21
+"""Three words for each run of tokens in the block: position in the row, count, whether its turn ends with it."""
+WORK_WORDS = PIECES + 3 * BLOCK
+
+# sums
+BIN_WORDS = 6  # N, FINITE, L, ABS_L, K3_SUM, TV
+TOTALS = 0
+TV_MAX = TOTALS + SUM_WORDS
+ZERO_ROLLOUT, ZERO_TRAIN = TV_MAX + 1, TV_MAX + 2
+MOMENTS = TV_MAX + 3
+"""frequent n, rare p, rare q, frequent p, frequent q, pp, qq, pq."""
+SEQS = MOMENTS + 8
+"""n, finite, train, rollout, train_ppl, rollout_ppl, gap, abs_gap, ppl_ratio, r2, constant; maxima: gap, -gap."""
+LAGS = SEQS + 13
+"""Of rows of lag 0: n, finite, k3; of rows of lag > 0: n, k3."""
+PROBABILITY_SUMS = LAGS + 5
+POSITION_SUMS = PROBABILITY_SUMS + 5 * BIN_WORDS
+STALENESS_SUMS = POSITION_SUMS + 7 * BIN_WORDS
+HISTOGRAM = STALENESS_SUMS + 7 * BIN_WORDS
+"""int64 counts, two tables in turn: the same bin twice in a row does not wait for itself."""
+
+# sums of one criterion, of the weights
+UNITS, TOTAL, TOKENS, FAILED_SEQS, MAXIMUM, MINIMUM = range(6)
+CRITERION_WORDS = 6
+W_UNITS, W_TOTAL, W_SQUARE, W_OFF_ONE, W_OFF_ONE_SQUARE, W_RAW, W_HIGH, W_LOW, W_MAX, W_MIN, W_RAW_MAX, W_RAW_MIN = range(
+    12
+)
+WEIGHT_WORDS = 12
+
+# settings of a stage
+(
+    U_SUM,
+    U_MAX,
+    U_MIN,
+    U_LOW,
+    U_ADVANTAGE,
+    U_L,
+    ROW_FAILED,
+    S_LOWER,
+    S_UPPER,
+    S_AGG,
+    S_WHEN,
+    S_RATIO,
+    S_SLOT,
+    S_VALUE,
+    S_OUT,
+    S_BUFFER,
+    S_COUNT,
+    S_MASK_OUTSIDE,
+    S_LOW,
+    S_HIGH,
+    S_MAY,
+) = range(21)
+WORDS = 24
+"""Of the unit so far: sum, maximum, minimum, tokens below lower, sums of advantages and l; of the row: whether it failed.
+Then bounds in the statistic's scale, the words of the criterion, slots, where its sums stand, a buffer of one float64
+per token; the bounds that count a raw weight as low or high."""
+
+# stages: phase, reduce, close, settings
+PHASE, REDUCE, CLOSE, SETTINGS = range(4)
+STAGE_WORDS = 4
+ON_BLOCK, ON_TURN, ON_SEQ = range(3)
+
+# job
+TENSOR_WORDS = 5
+ADDRESS, ROW_BYTES, ITEM_BYTES, BY_ROW, READ = range(TENSOR_WORDS)
+J_TRAIN, J_ROLLOUT, J_MASK, J_ADVANTAGE = (tensor * TENSOR_WORDS for tensor in range(4))
+(
+    J_KEEP,
+    J_KEEP_BYTES,
+    J_KEEP_ONE,
+    J_KEEP_STORE,
+    J_WEIGHTS,
+    J_WEIGHT_PHASE,
+    J_WEIGHT_STORE,
+    J_OFFSETS,
+    J_LAGS,
+    J_ROW_N,
+    J_ROW_KEPT,
+    J_ROW_INVALID,
+    J_STAGES,
+    J_STAGE_COUNT,
+    J_CHECK,
+    J_MISMATCH,
+    J_BINS,
+    J_TURNS,
+    J_JUDGES_TOKENS,
+    J_REJECT_INVALID,
+    J_SUM_WORDS,
+    J_SAVED,
+    J_STATUS,
+    J_WALK,
+    J_FLUSH,
+    J_END_TURN,
+    J_END_ROW,
+    J_REJECT_ROW,
+) = (4 * TENSOR_WORDS + word for word in range(28))
+JOB_WORDS = 4 * TENSOR_WORDS + 28
+"""Addresses, bytes and bits of the answer, and which phase gives the weights (NO_WEIGHTS: none); arrays of a word per
+row; stages; what is asked; how many words the sums of a chunk have, and where in work they are saved; what went wrong."""
+
+NO_WEIGHTS = -1
+FINE, REFUSED = 0, 1

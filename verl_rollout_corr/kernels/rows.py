@@ -1,0 +1,360 @@
+"""The walk over the rows of a chunk: blocks of tokens through the stages, turns and rows to their ends."""
+
+# pyright: basic
+from __future__ import annotations
+
+from verl_rollout_corr.kernels import memory as m
+from verl_rollout_corr.kernels.exponential import ratio
+from verl_rollout_corr.kernels.judging import start_unit
+from verl_rollout_corr.kernels.machine import call, clear, get, get_int, inline, put, put_float32, put_int, stage
+from verl_rollout_corr.kernels.tokens import add
+from verl_rollout_corr.maths.bins import POSITION, STALENESS
+from verl_rollout_corr.maths.collection import CONSTANT_FROM
+
+_P1, _P2, _P3, _P4, _P5, _P6 = POSITION.edges
+_G0, _G1, _G2, _G3, _G4, _G5 = STALENESS.edges
+_FAR = 1 << 62
+
+
+@inline
+def position_bin(position):
+    """The bin of a position."""
+    reached = (position >= _P1) + (position >= _P2) + (position >= _P3)
+    return reached + (position >= _P4) + (position >= _P5) + (position >= _P6)
+
+
+@inline
+def next_edge(position):
+    """The first edge of the bins above a position."""
+    if position < _P3:
+        return _P1 if position < _P1 else _P2 if position < _P2 else _P3
+    return _P4 if position < _P4 else _P5 if position < _P5 else _P6 if position < _P6 else _FAR
+
+
+@inline
+def staleness_bin(lag):
+    """The bin of a lag."""
+    reached = (lag >= _G0) + (lag >= _G1) + (lag >= _G2)
+    return reached + (lag >= _G3) + (lag >= _G4) + (lag >= _G5)
+
+
+@inline
+def row_address(job, tensor, row, start):
+    """Where a row of a tensor begins, which has `start` elements before it if rows are packed."""
+    by_row = get_int(job, tensor + m.BY_ROW) != 0
+    offset = row * get_int(job, tensor + m.ROW_BYTES) if by_row else start * get_int(job, tensor + m.ITEM_BYTES)
+    return get_int(job, tensor + m.ADDRESS) + offset
+
+
+@inline
+def read(job, tensor, work, slot, address, position, count):
+    """Reads tokens of a row into a slot."""
+    item = get_int(job, tensor + m.ITEM_BYTES)
+    call(get_int(job, tensor + m.READ), work, 0, address + position * item, slot, count)
+
+
+@inline
+def stage_word(job, index, word):
+    """One word about a stage."""
+    return get_int(get_int(job, m.J_STAGES), index * m.STAGE_WORDS + word)
+
+
+@inline
+def settings_of(work, job, index):
+    """Where the settings of a stage are, of this thread."""
+    return work + 8 * stage_word(job, index, m.SETTINGS)
+
+
+@inline
+def bump(address, word, value):
+    """Adds to an int64 in memory."""
+    put_int(address, word, get_int(address, word) + value)
+
+
+@inline
+def reduce_stages(work, totals, job, phase, first, count):
+    """Passes tokens to the stages of a phase."""
+    for index in range(get_int(job, m.J_STAGE_COUNT)):
+        function = stage_word(job, index, m.REDUCE)
+        if (stage_word(job, index, m.PHASE) == phase) & (function != 0):
+            call(function, work, totals, settings_of(work, job, index), first, count)
+
+
+@inline
+def close_stages(work, totals, job, phase, first, count):
+    """Ends a unit in the stages of a phase; whether one of them rejects it."""
+    put_int(work, m.FAILED, 0)
+    for index in range(get_int(job, m.J_STAGE_COUNT)):
+        function = stage_word(job, index, m.CLOSE)
+        if (stage_word(job, index, m.PHASE) == phase) & (function != 0):
+            call(function, work, totals, settings_of(work, job, index), first, count)
+    return get_int(work, m.FAILED) != 0
+
+
+@inline
+def clear_keep(work, job, start, end):
+    """Writes zeros into the row's keep."""
+    size = get_int(job, m.J_KEEP_BYTES)
+    clear(get_int(work, m.KEEP_ROW) + start * size, (end - start) * size)
+
+
+@inline
+def clear_answer(work, job, start, end):
+    """Writes zeros into the row's keep and weights."""
+    clear_keep(work, job, start, end)
+    if get_int(job, m.J_WEIGHT_PHASE) != m.NO_WEIGHTS:
+        clear(get_int(work, m.WEIGHTS_ROW) + 4 * start, 4 * (end - start))
+
+
+@inline
+def fill_weights(work, start, end):
+    """Writes the weight of a unit for each of its tokens."""
+    weight, address = get(work, m.UNIT_WEIGHT), get_int(work, m.WEIGHTS_ROW)
+    for position in range(start, end):
+        put_float32(address, position, weight)
+
+
+@inline
+def next_run(work, job, mask, position, length):
+    """Finds the next run of response tokens; whether there is one."""
+    call(get_int(job, m.J_MASK + m.READ), work, get_int(job, m.J_KEEP_ONE), mask, position, length)
+    return (get_int(work, m.RUN_START) < length) & (get_int(work, m.BAD_MASK) == 0)
+
+
+@stage
+def end_turn(work, totals, job, first, end):
+    """The end of a turn at position `end`: verdicts, and the weight of its tokens."""
+    turn = get_int(work, m.ROW_START) + get_int(work, m.TURN_NUMBER)
+    start = get_int(work, m.TURN_START)
+    if close_stages(work, totals, job, m.ON_TURN, turn, get_int(work, m.TURN_N)):
+        clear_keep(work, job, start, end)
+        bump(work, m.KEPT, -get_int(work, m.TURN_KEPT))
+    if get_int(job, m.J_WEIGHT_PHASE) == m.ON_TURN:
+        fill_weights(work, start, end)
+    put_int(work, m.TURN_N, 0)
+    put_int(work, m.TURN_KEPT, 0)
+    bump(work, m.TURN_NUMBER, 1)
+
+
+@inline
+def answer_piece(work, totals, job, position, first, count, ends):
+    """Writes the answer for a run of tokens of the block, and ends its turn."""
+    if get_int(job, m.J_TURNS) != 0:
+        reduce_stages(work, totals, job, m.ON_TURN, first, count)
+    size = get_int(job, m.J_KEEP_BYTES)
+    keep = get_int(work, m.KEEP_ROW) + position * size
+    call(get_int(job, m.J_KEEP_STORE), work, get_int(job, m.J_KEEP_ONE), keep, first, count)
+    if get_int(job, m.J_WEIGHT_PHASE) == m.ON_BLOCK:
+        call(get_int(job, m.J_WEIGHT_STORE), work, 0, get_int(work, m.WEIGHTS_ROW) + 4 * position, first, count)
+    kept = count
+    if get_int(job, m.J_JUDGES_TOKENS) != 0:
+        kept = 0
+        for index in range(first, first + count):
+            kept += get_int(work, m.KEEP + index)
+    bump(work, m.KEPT, kept)
+    if get_int(job, m.J_TURNS) != 0:
+        if get_int(work, m.TURN_N) == 0:
+            put_int(work, m.TURN_START, position)
+        bump(work, m.TURN_N, count)
+        bump(work, m.TURN_KEPT, kept)
+        if ends != 0:
+            call(get_int(job, m.J_END_TURN), work, totals, job, 0, position + count)
+
+
+@stage
+def flush(work, totals, job, unused, count):
+    """A block of `count` tokens goes through all stages; stops at an invalid one."""
+    position = get_int(work, m.POSITION)
+    if position == 0:
+        put(work, m.FIRST_TRAIN, get(work, m.TRAIN))
+        put(work, m.FIRST_ROLLOUT, get(work, m.ROLLOUT))
+    call(get_int(job, m.J_CHECK), work, totals, 0, 0, count)
+    if get_int(work, m.INVALID) != 0:
+        return
+    call(get_int(job, m.J_MISMATCH), work, totals, 0, 0, count)
+    for word in range(m.SUM_WORDS):
+        add(work, m.ROW_SUMS + word, get(work, m.BLOCK_SUMS + word))
+    if get_int(job, m.J_BINS) != 0:
+        at = m.POSITION_SUMS + position_bin(position) * m.BIN_WORDS
+        for word in range(m.BIN_WORDS):
+            add(totals, at + word, get(work, m.BLOCK_SUMS + word))
+    if get_int(job, m.J_JUDGES_TOKENS) != 0:
+        for index in range(count):
+            put_int(work, m.KEEP + index, 1)
+    reduce_stages(work, totals, job, m.ON_BLOCK, get_int(work, m.ROW_START) + position, count)
+    reduce_stages(work, totals, job, m.ON_SEQ, 0, count)
+    first = 0
+    for piece in range(get_int(work, m.PIECE_COUNT)):
+        at = m.PIECES + 3 * piece
+        size = get_int(work, at + 1)
+        answer_piece(work, totals, job, get_int(work, at), first, size, get_int(work, at + 2))
+        first += size
+    put_int(work, m.POSITION, position + count)
+    put_int(work, m.FILLED, 0)
+    put_int(work, m.PIECE_COUNT, 0)
+
+
+@inline
+def start_row(work, job, row, start):
+    """Forgets the row before."""
+    for word in range(m.SUM_WORDS):
+        put(work, m.ROW_SUMS + word, 0.0)
+    put_int(work, m.ROW_START, start)
+    put_int(work, m.KEEP_ROW, get_int(job, m.J_KEEP) + start * get_int(job, m.J_KEEP_BYTES))
+    put_int(work, m.WEIGHTS_ROW, get_int(job, m.J_WEIGHTS) + 4 * start)
+    put_int(work, m.LAG, get_int(get_int(job, m.J_LAGS), row))
+    put_int(work, m.INVALID, 0)
+    put_int(work, m.CONSTANT, 0)
+    put_int(work, m.KEPT, 0)
+    put_int(work, m.POSITION, 0)
+    put_int(work, m.FILLED, 0)
+    put_int(work, m.PIECE_COUNT, 0)
+    put_int(work, m.TURN_N, 0)
+    put_int(work, m.TURN_KEPT, 0)
+    put_int(work, m.TURN_NUMBER, 0)
+    for index in range(get_int(job, m.J_STAGE_COUNT)):
+        settings = settings_of(work, job, index)
+        put_int(settings, m.ROW_FAILED, 0)
+        start_unit(settings)
+
+
+@inline
+def read_run(work, totals, job, row, start, end):
+    """Reads a run of response tokens into blocks, and passes on each that is full."""
+    before = get_int(work, m.ROW_START)
+    train = row_address(job, m.J_TRAIN, row, before)
+    rollout = row_address(job, m.J_ROLLOUT, row, before)
+    advantage = row_address(job, m.J_ADVANTAGE, row, before)
+    position = start
+    while position < end and get_int(work, m.INVALID) == 0:
+        filled, limit = get_int(work, m.FILLED), m.BLOCK
+        if get_int(job, m.J_BINS) != 0:
+            done = get_int(work, m.POSITION)
+            limit = min(limit, next_edge(done) - done)
+        take = min(end - position, limit - filled)
+        read(job, m.J_TRAIN, work, m.TRAIN + filled, train, position, take)
+        read(job, m.J_ROLLOUT, work, m.ROLLOUT + filled, rollout, position, take)
+        if get_int(job, m.J_ADVANTAGE + m.READ) != 0:
+            read(job, m.J_ADVANTAGE, work, m.ADVANTAGE + filled, advantage, position, take)
+        at = m.PIECES + 3 * get_int(work, m.PIECE_COUNT)
+        put_int(work, at, position)
+        put_int(work, at + 1, take)
+        position += take
+        put_int(work, at + 2, 1 if position == end else 0)
+        bump(work, m.PIECE_COUNT, 1)
+        put_int(work, m.FILLED, filled + take)
+        if filled + take == limit:
+            call(get_int(job, m.J_FLUSH), work, totals, job, 0, limit)
+
+
+@inline
+def sum_row(work, totals, job, row, n):
+    """Adds a row of `n` tokens to the sums of sequences and lags, and its sums to those of the batch."""
+    sums = work + 8 * m.ROW_SUMS
+    finite, sum_l, sum_rollout, k3 = get(sums, m.FINITE), get(sums, m.L), get(sums, m.ROLLOUT_SUM), get(sums, m.K3_SUM)
+    add(totals, m.SEQS, 1.0)
+    product = ratio(sum_l) if finite == n else 0.0
+    add(totals, m.SEQS + 9, product * product)
+    add(totals, m.SEQS + 10, 1.0 if (n >= CONSTANT_FROM) & (get_int(work, m.CONSTANT) == 2) else 0.0)
+    if finite > 0:
+        rollout, gap = sum_rollout / finite, -sum_l / finite
+        train = (sum_rollout + sum_l) / finite
+        add(totals, m.SEQS + 1, 1.0)
+        add(totals, m.SEQS + 2, -train)
+        add(totals, m.SEQS + 3, -rollout)
+        add(totals, m.SEQS + 4, ratio(-train))
+        add(totals, m.SEQS + 5, ratio(-rollout))
+        add(totals, m.SEQS + 6, gap)
+        add(totals, m.SEQS + 7, abs(gap))
+        add(totals, m.SEQS + 8, ratio(gap))
+        put(totals, m.SEQS + 11, max(get(totals, m.SEQS + 11), gap))
+        put(totals, m.SEQS + 12, max(get(totals, m.SEQS + 12), -gap))
+    for word in range(m.SUM_WORDS):
+        add(totals, m.TOTALS + word, get(sums, word))
+    lag = get_int(work, m.LAG)
+    if lag == 0:
+        add(totals, m.LAGS, float(n))
+        add(totals, m.LAGS + 1, finite)
+        add(totals, m.LAGS + 2, k3)
+    elif lag > 0:
+        add(totals, m.LAGS + 3, float(n))
+        add(totals, m.LAGS + 4, k3)
+    if get_int(job, m.J_BINS) != 0:
+        at = m.STALENESS_SUMS + staleness_bin(lag) * m.BIN_WORDS
+        for word in range(m.BIN_WORDS):
+            add(totals, at + word, get(sums, word))
+
+
+@stage
+def end_row(work, totals, job, row, length):
+    """The end of a row of `length` positions: verdicts, weights, sums."""
+    n = get_int(work, m.POSITION)
+    if close_stages(work, totals, job, m.ON_SEQ, row, n):
+        clear_keep(work, job, 0, length)
+        put_int(work, m.KEPT, 0)
+    if get_int(job, m.J_WEIGHT_PHASE) == m.ON_SEQ:
+        mask = row_address(job, m.J_MASK, row, get_int(work, m.ROW_START))
+        position = 0
+        while next_run(work, job, mask, position, length):
+            position = get_int(work, m.RUN_END)
+            fill_weights(work, get_int(work, m.RUN_START), position)
+    for index in range(get_int(job, m.J_STAGE_COUNT)):
+        settings = settings_of(work, job, index)
+        if get_int(settings, m.ROW_FAILED) != 0:
+            add(totals, get_int(settings, m.S_OUT) + m.FAILED_SEQS, 1.0)
+    sum_row(work, totals, job, row, n)
+    put_int(get_int(job, m.J_ROW_N), row, n)
+    put_int(get_int(job, m.J_ROW_KEPT), row, get_int(work, m.KEPT))
+
+
+@stage
+def reject_row(work, totals, job, row, length):
+    """A row with an invalid log-prob: its sums are forgotten, its answer is 0."""
+    for word in range(get_int(job, m.J_SUM_WORDS)):
+        put_int(totals, word, get_int(work, get_int(job, m.J_SAVED) + word))
+    clear_answer(work, job, 0, length)
+    mask = row_address(job, m.J_MASK, row, get_int(work, m.ROW_START))
+    n, position = 0, 0
+    while next_run(work, job, mask, position, length):
+        position = get_int(work, m.RUN_END)
+        n += position - get_int(work, m.RUN_START)
+    put_int(get_int(job, m.J_ROW_N), row, n)
+    put_int(get_int(job, m.J_ROW_INVALID), row, 1)
+
+
+@stage
+def walk_row(work, totals, job, row, unused):
+    """One row."""
+    offsets = get_int(job, m.J_OFFSETS)
+    start = get_int(offsets, row)
+    length = get_int(offsets, row + 1) - start
+    if get_int(job, m.J_REJECT_INVALID) != 0:
+        for word in range(get_int(job, m.J_SUM_WORDS)):
+            put_int(work, get_int(job, m.J_SAVED) + word, get_int(totals, word))
+    start_row(work, job, row, start)
+    mask = row_address(job, m.J_MASK, row, start)
+    position = 0
+    while next_run(work, job, mask, position, length) and get_int(work, m.INVALID) == 0:
+        clear_answer(work, job, position, get_int(work, m.RUN_START))
+        position = get_int(work, m.RUN_END)
+        read_run(work, totals, job, row, get_int(work, m.RUN_START), position)
+    clear_answer(work, job, position, length)
+    filled = get_int(work, m.FILLED)
+    if (filled > 0) & (get_int(work, m.INVALID) == 0):
+        call(get_int(job, m.J_FLUSH), work, totals, job, 0, filled)
+    refused = (get_int(work, m.INVALID) != 0) & (get_int(job, m.J_REJECT_INVALID) == 0)
+    if refused | (get_int(work, m.BAD_MASK) != 0):
+        put_int(job, m.J_STATUS, m.REFUSED)
+    elif get_int(work, m.INVALID) != 0:
+        call(get_int(job, m.J_REJECT_ROW), work, totals, job, row, length)
+    elif get_int(work, m.POSITION) > 0:
+        call(get_int(job, m.J_END_ROW), work, totals, job, row, length)
+
+
+@stage
+def walk(work, totals, job, first, last):
+    """The rows of a chunk, until something is refused."""
+    for row in range(first, last):
+        call(get_int(job, m.J_WALK), work, totals, job, row, 0)
+        if get_int(job, m.J_STATUS) != m.FINE:
+            return

@@ -1,0 +1,126 @@
+"""What can be decided only when all rows are known: criteria of the batch, groups, the normalisation."""
+
+# pyright: basic
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verl_rollout_corr.grammar import LEVELS, Level, Scope
+from verl_rollout_corr.kernels import memory as m
+from verl_rollout_corr.kernels import revisit
+from verl_rollout_corr.kernels.program import criterion_at, weights_at
+
+if TYPE_CHECKING:
+    from verl_rollout_corr.kernels.engine import Run
+
+_UNITS = {Scope.TOKEN: revisit.PER_TOKEN, Scope.TURN: revisit.PER_TURN, Scope.SEQ: revisit.PER_ROW}
+
+
+class SecondLook:
+    """One float64 per token for each criterion of the batch, and for weights that are normalised; nothing otherwise."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        tokens = int(run.question.offsets[-1])
+        self.of_criteria = [np.empty(tokens) for _ in run.program.batch]
+        for (_, stage), buffer in zip(run.program.batch, self.of_criteria, strict=True):
+            run.settings.view(np.int64)[stage, m.S_BUFFER] = buffer.ctypes.data
+        weights = run.program.config.weights
+        self.of_weights: np.ndarray | None = None
+        if weights is not None and weights.normalize is not None:
+            per_row = LEVELS[weights.level].unit is Scope.SEQ
+            self.of_weights = np.empty(run.question.rows if per_row else tokens)
+            run.settings.view(np.int64)[run.program.weight_stage, m.S_BUFFER] = self.of_weights.ctypes.data
+
+    def take(self) -> None:
+        """Rejects and normalises; `run` has the first look's answer."""
+        run = self.run
+        self.valid_n = np.where(run.row_invalid > 0, 0, run.row_n)
+        for (index, _), buffer in zip(run.program.batch, self.of_criteria, strict=True):
+            self._trim(index, buffer)
+        if run.program.config.min_group_kept is not None:
+            self._drop_groups(run.program.config.min_group_kept)
+        if self.of_weights is not None:
+            self._normalise(self.of_weights)
+
+    def _job(self, buffer: np.ndarray) -> np.ndarray:
+        job = np.zeros(revisit.REVISIT_WORDS, dtype=np.int64)
+        job[revisit.R_JOB] = self.run.job.ctypes.data
+        job[revisit.R_BUFFER], job[revisit.R_N] = buffer.ctypes.data, self.valid_n.ctypes.data
+        return job
+
+    def _trim(self, index: int, buffer: np.ndarray) -> None:
+        """The largest values leave, until the mean of the rest fits: which, is read off buckets and one sorted bucket."""
+        run, out = self.run, criterion_at(index)
+        limit = run.program.limit_of(index)
+        fixed_sum, fixed_n = run.sums[:, out + m.CRITERION_WORDS : out + m.CRITERION_WORDS + 2].sum(axis=0)
+        job, chunks = self._job(buffer), len(run.sums)
+        table = np.zeros((chunks, 2 * revisit.BUCKETS))
+        run.for_each_chunk(revisit.fill_buckets.entry(), table, job)
+        by_chunk = table.view(np.int64)[:, : revisit.BUCKETS]
+        counts, sums = by_chunk.sum(axis=0), table[:, revisit.BUCKETS :].sum(axis=0)
+        up_to = np.concatenate([[0.0], np.cumsum(sums)]) + fixed_sum, np.concatenate([[0], np.cumsum(counts)]) + fixed_n
+        fitting = np.flatnonzero(_fits(*up_to, limit))
+        if not counts.any() or (len(fitting) and up_to[1][fitting[-1]] == up_to[1][-1]):
+            return
+        # The mean falls and then rises as larger values join: what fits is one range, whose end lies behind the last
+        # boundary that fits. Without one, the range may lie inside a bucket.
+        last = int(fitting[-1]) if len(fitting) else -1
+        sizes = by_chunk.sum(axis=1) if last < 0 else by_chunk[:, last]
+        while last >= 0 and not counts[last]:
+            last, sizes = last + 1, by_chunk[:, last + 1]
+        job[revisit.R_BUCKET] = last
+        values = np.empty(int(sizes.sum()))
+        ends = np.cumsum(sizes)
+        places = (values.ctypes.data + 8 * (ends - sizes)).reshape(-1, 1).astype(np.int64)
+        run.for_each_chunk(revisit.collect_bucket.entry(), places, job)
+        below = (fixed_sum, fixed_n) if last < 0 else (up_to[0][last], up_to[1][last])
+        ordered = np.sort(values)
+        joined = np.concatenate([[0.0], np.cumsum(ordered)]) + below[0]
+        stays = np.flatnonzero(_fits(joined, np.arange(len(joined)) + below[1], limit))
+        staying = int(stays[-1]) if len(stays) else 0
+        cut = ordered[staying]
+        leaving_ties = int((ordered[staying:] == cut).sum())
+        ties = np.array([(part == cut).sum() for part in np.split(values, ends[:-1])])
+        before = np.cumsum(ties) - ties
+        cells = np.zeros((chunks, 3), dtype=np.int64)
+        cells[:, 0] = np.clip(leaving_ties - before, 0, ties)
+        job.view(np.float64)[revisit.R_CUT], job[revisit.R_CUT_ROW] = cut, revisit.cut_row.address
+        run.for_each_chunk(revisit.cut.entry(), cells, job)
+        run.sums[:, out + m.TOKENS] += cells[:, 1]
+        run.sums[:, out + m.FAILED_SEQS] += cells[:, 2]
+
+    def _drop_groups(self, least: int) -> None:
+        """Rejects the rows of groups in which fewer rows have a kept token."""
+        run, groups = self.run, self.run.question.groups
+        assert groups is not None
+        kept = np.bincount(groups, weights=run.row_kept > 0)
+        dropped = np.flatnonzero((kept[groups] < least) & (run.row_kept > 0))
+        values, offsets = run.keep.view(-1), run.question.offsets
+        for row in dropped.tolist():
+            values[offsets[row] : offsets[row + 1]].zero_()
+        run.row_kept[dropped] = 0
+
+    def _normalise(self, buffer: np.ndarray) -> None:
+        """Divides weights by the mean over units with a kept token."""
+        run, weights = self.run, self.run.program.config.weights
+        assert weights is not None
+        job, out = self._job(buffer), weights_at(len(run.program.config.reject))
+        job[revisit.R_UNIT] = _UNITS[LEVELS[weights.level].unit]
+        cells = np.zeros((len(run.sums), 2))
+        run.for_each_chunk(revisit.sum_kept.entry(), cells, job)
+        total, count = cells.sum(axis=0)
+        mean = total / max(count, 1.0)
+        upper = np.inf if weights.bounds.upper is None else weights.bounds.upper
+        job.view(np.float64)[revisit.R_MEAN] = mean if mean > 1e-8 else 1.0
+        job.view(np.float64)[revisit.R_UPPER] = upper
+        job[revisit.R_OUT] = out
+        again = [out + word for word in (m.W_TOTAL, m.W_SQUARE, m.W_OFF_ONE, m.W_OFF_ONE_SQUARE, m.W_MAX, m.W_MIN)]
+        run.sums[:, again] = run.program.neutral()[again]
+        run.for_each_chunk(revisit.rescale.entry(), run.sums, job)
+
+
+def _fits(total: np.ndarray, count: np.ndarray, limit: float) -> np.ndarray:
+    return total / np.maximum(count, 1) <= limit
