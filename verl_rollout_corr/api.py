@@ -15,6 +15,7 @@ from verl_rollout_corr.face.arrays import TokenRows, as_tensors
 from verl_rollout_corr.face.correction import Correction
 from verl_rollout_corr.face.question import Question
 from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.kernels import choice
 from verl_rollout_corr.maths import correction, metrics
 from verl_rollout_corr.maths.correction import Decision
 from verl_rollout_corr.maths.scopes import layout_of, to_padded
@@ -76,7 +77,7 @@ def correct(
         group_ids=group_ids,
         staleness=staleness,
     )
-    found = correction.correct(
+    found = choice.correct(
         question.train_log_probs,
         question.rollout_log_probs,
         question.response_mask,

@@ -6,7 +6,11 @@ import importlib.metadata
 import os
 import sys
 
-from verl_rollout_corr.grammar import Bounds, RolloutCorrConfig, Weights
+from verl_rollout_corr.grammar import Bounds, Mode, RolloutCorrConfig, Weights
+from verl_rollout_corr.kernels.choice import chosen
+
+DECIDING_ROLE = "trainer"
+"""The process that corrects in decoupled mode; its line says who does the maths there. In bypass mode the loss does."""
 
 _announced: set[str] = set()
 
@@ -55,4 +59,5 @@ def announce(role: str, config: RolloutCorrConfig) -> None:
     if role in _announced:
         return
     _announced.add(role)
-    print(f"[rollout_corr] active role={role} pid={os.getpid()} {describe(config)}", flush=True)
+    maths = f" maths={chosen().name}" if role == DECIDING_ROLE and config.mode is Mode.DECOUPLED else ""
+    print(f"[rollout_corr] active role={role} pid={os.getpid()} {describe(config)}{maths}", flush=True)

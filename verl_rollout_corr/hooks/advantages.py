@@ -19,7 +19,7 @@ from verl_rollout_corr.grammar import Baseline, RolloutCorrConfig
 from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.configured import config_in
 from verl_rollout_corr.hooks.entrance import missing_rollout_log_probs
-from verl_rollout_corr.maths.correction import correct
+from verl_rollout_corr.kernels.choice import correct
 
 
 def kept_rows(batch: DataProto, config: RolloutCorrConfig) -> torch.Tensor:

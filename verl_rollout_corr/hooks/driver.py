@@ -25,7 +25,7 @@ from verl_rollout_corr.hooks.seams import Trainer
 from verl_rollout_corr.hooks.transport import gather
 from verl_rollout_corr.hooks.updates import UpdateStatistics, state_of
 from verl_rollout_corr.hooks.weight_versions import history_of
-from verl_rollout_corr.maths.correction import correct
+from verl_rollout_corr.kernels.choice import correct
 from verl_rollout_corr.maths.inputs import check_valid, invalid_tokens
 from verl_rollout_corr.maths.metrics import PREFIX, finalize
 from verl_rollout_corr.maths.scopes import row_offsets, to_padded

@@ -1,5 +1,5 @@
-"""The fast twin of the definition on a CPU: one pass over the tokens in blocks that stay in the cache, compiled by numba.
+"""The fast twin of the definition on a CPU: one pass over the tokens in blocks that stay in the cache.
 
-Equal to `maths.correction.correct`, with the same arguments; what it cannot do is answered by the definition.
+Compiled by numba. Equal to `maths.correction.correct`, with the same arguments; what it cannot do is left to that.
 `choice.correct` is the door.
 """

@@ -100,7 +100,7 @@ def _give_up(error: Exception) -> None:
     chosen.cache_clear()
     os.environ[MATHS] = "definition"
     warnings.warn(
-        f"the fast kernels failed ({type(error).__name__}: {error}), so that the slow definition corrects from now on; the "
-        "results are the same. Please report this",
+        f"the fast kernels failed ({type(error).__name__}: {error}), so that the slow definition corrects from now on; "
+        "the results are the same. Please report this",
         stacklevel=4,
     )

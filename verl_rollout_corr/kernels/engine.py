@@ -1,31 +1,20 @@
-"""The twin: threads that take chunks of rows through the kernels, and the answer."""
+"""The twin: a question through the kernels, and the answer."""
 
 # pyright: basic
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from verl_rollout_corr.grammar import Invalid, Metrics, RolloutCorrConfig
-from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels import rows, tensors, tokens
+from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.kernels.program import Program, compiled
-from verl_rollout_corr.kernels.question import Question, asked
+from verl_rollout_corr.kernels.question import asked
+from verl_rollout_corr.kernels.run import Run
 from verl_rollout_corr.kernels.second_look import SecondLook
 from verl_rollout_corr.kernels.totals import sums_of
-from verl_rollout_corr.maths import sum_table as s
 from verl_rollout_corr.maths.correction import Correction
-
-_CHUNK_TOKENS, _CHUNKS = 1 << 15, 128
-"""A chunk has at least so many tokens, and there are at most about so many chunks, whatever the number of threads."""
 
 
 def correct(
@@ -51,143 +40,20 @@ def correct(
     if question is None:
         return None
     program = _program(config, not train_log_probs.dtype == rollout_log_probs.dtype == torch.float64)
-    return None if program is None else Run(program, question).correction()
+    if program is None:
+        return None
+    run = Run(program, question)
+    second_look = SecondLook(run)
+    if not run.walk():
+        return None
+    second_look.take()
+    return Correction(
+        weights=None if run.weights is None else question.answer(run.weights),
+        keep=question.answer(run.keep),
+        sums=sums_of(program, run.sums, run.row_entries()),
+    )
 
 
 @lru_cache(maxsize=64)
 def _program(config: RolloutCorrConfig, float32: bool) -> Program | None:
     return compiled(config, float32=float32)
-
-
-class Run:
-    """One correction on its way."""
-
-    def __init__(self, program: Program, question: Question) -> None:
-        self.program, self.question = program, question
-        self.keep = question.empty(question.mask.dtype)
-        self.weights = question.empty(torch.float32) if program.config.weights is not None else None
-        self.row_n, self.row_kept, self.row_invalid = (np.zeros(question.rows, dtype=np.int64) for _ in range(3))
-        self.bounds = chunk_bounds(question.offsets)
-        self.sums = np.tile(program.neutral(), (len(self.bounds) - 1, 1))
-        self.settings = np.array(program.settings).reshape(-1, m.WORDS)
-        self.threads: list[np.ndarray] = []
-        self.second_look = SecondLook(self)
-        self.stages = np.array(program.stages, dtype=np.int64).reshape(-1, m.STAGE_WORDS)
-        self.stages[:, m.SETTINGS] = m.WORK_WORDS + m.WORDS * np.arange(len(self.stages))
-        self.job = self._job()
-
-    def correction(self) -> Correction | None:
-        """The answer; None if a row was refused."""
-        self.for_each_chunk(rows.walk.entry(), self.sums, self.job)
-        if self.job[m.J_STATUS] != m.FINE or self._nan_advantages():
-            return None
-        self.second_look.take()
-        sums = sums_of(self.program, self.sums, self._row_entries())
-        answer = self.question.answer
-        return Correction(
-            weights=None if self.weights is None else answer(self.weights),
-            keep=answer(self.keep),
-            sums=sums,
-        )
-
-    def _job(self) -> np.ndarray:
-        program, question = self.program, self.question
-        job = np.zeros(m.JOB_WORDS, dtype=np.int64)
-        _describe(job, m.J_TRAIN, question.train, tensors.WIDEN[question.train.dtype].address)
-        _describe(job, m.J_ROLLOUT, question.rollout, tensors.WIDEN[question.rollout.dtype].address)
-        _describe(job, m.J_MASK, question.mask, tensors.NEXT_RUN[question.mask.dtype.itemsize].address)
-        advantages = question.advantages
-        if advantages is not None:
-            per_row = len(advantages) == question.rows and advantages.dim() == 1 and question.jagged is None
-            function = tensors.repeat if per_row else tensors.WIDEN[advantages.dtype]
-            _describe(job, m.J_ADVANTAGE, advantages, function.address)
-            if per_row:
-                job[[m.J_ADVANTAGE + m.ROW_BYTES, m.J_ADVANTAGE + m.ITEM_BYTES, m.J_ADVANTAGE + m.BY_ROW]] = (8, 0, 1)
-        width = self.keep.dtype.itemsize
-        job[m.J_KEEP], job[m.J_KEEP_BYTES] = self.keep.data_ptr(), width
-        job[m.J_KEEP_ONE], job[m.J_KEEP_STORE] = (
-            tensors.bits_of_one(self.keep.dtype),
-            tensors.STORE_KEEP[width].address,
-        )
-        job[m.J_WEIGHT_PHASE] = program.weight_phase
-        if self.weights is not None:
-            job[m.J_WEIGHTS], job[m.J_WEIGHT_STORE] = self.weights.data_ptr(), tensors.store_weights.address
-        job[m.J_OFFSETS], job[m.J_LAGS] = question.offsets.ctypes.data, question.lags.ctypes.data
-        job[[m.J_ROW_N, m.J_ROW_KEPT, m.J_ROW_INVALID]] = [
-            array.ctypes.data for array in (self.row_n, self.row_kept, self.row_invalid)
-        ]
-        job[m.J_STAGES], job[m.J_STAGE_COUNT] = self.stages.ctypes.data, len(self.stages)
-        job[m.J_CHECK], job[m.J_MISMATCH] = tokens.check.address, tokens.mismatch.address
-        job[m.J_BINS] = program.config.metrics is Metrics.ALL
-        job[m.J_TURNS], job[m.J_JUDGES_TOKENS] = program.turns, program.judges_tokens
-        job[m.J_REJECT_INVALID] = program.config.invalid is Invalid.REJECT
-        job[m.J_SUM_WORDS], job[m.J_SAVED] = program.sum_words, m.WORK_WORDS + m.WORDS * len(self.stages)
-        functions = (rows.walk_row, rows.flush, rows.end_turn, rows.end_row, rows.reject_row)
-        job[[m.J_WALK, m.J_FLUSH, m.J_END_TURN, m.J_END_ROW, m.J_REJECT_ROW]] = [f.address for f in functions]
-        return job
-
-    def _work(self) -> np.ndarray:
-        """The scratch of one thread."""
-        work = np.empty(m.WORK_WORDS + self.settings.size + self.program.sum_words)
-        work.view(np.int64)[m.KEEP : m.KEEP + m.BLOCK] = 1
-        work.view(np.int64)[m.ONES : m.ONES + m.BLOCK] = 1
-        work[m.WORK_WORDS : m.WORK_WORDS + self.settings.size] = self.settings.ravel()
-        self.threads.append(work)
-        return work
-
-    def for_each_chunk(self, kernel: Callable[..., None], cells: np.ndarray, job: np.ndarray) -> None:
-        """Threads take chunks in turn, each with its row of `cells`. What a chunk gives does not depend on who took it."""
-        numbers = itertools.count()  # next() on it is atomic
-        chunks = len(self.bounds) - 1
-        base, shared, step = cells.ctypes.data, job.ctypes.data, cells.strides[0]
-
-        def take() -> None:
-            work = self._work().ctypes.data
-            while (number := next(numbers)) < chunks:
-                kernel(work, base + number * step, shared, int(self.bounds[number]), int(self.bounds[number + 1]))
-
-        count = min(torch.get_num_threads(), chunks)
-        helpers = [_pool(os.getpid()).submit(take) for _ in range(count - 1)] if count > 1 else []
-        take()
-        for helper in helpers:
-            helper.result()
-
-    def _nan_advantages(self) -> bool:
-        if self.program.nan_stage < 0:
-            return False
-        at = m.WORK_WORDS + m.WORDS * self.program.nan_stage + m.S_COUNT
-        return any(work.view(np.int64)[at] for work in self.threads)
-
-    def _row_entries(self) -> dict[s.Sum, float]:
-        n, kept, invalid = self.row_n, self.row_kept, self.row_invalid > 0
-        nonempty = n > 0
-        values = {
-            s.ALL_TOKENS: n.sum(),
-            s.ALL_SEQS: nonempty.sum(),
-            s.REJECTED_TOKENS: n.sum() - kept.sum(),
-            s.TOUCHED_SEQS: (kept < n).sum(),
-            s.DROPPED_SEQS: (nonempty & (kept == 0)).sum(),
-            s.INVALID_SEQS: invalid.sum(),
-            s.LAG_UNKNOWN: (nonempty & ~invalid & (self.question.lags < 0)).sum(),
-        }
-        return {entry: float(value) for entry, value in values.items()}
-
-
-def _describe(job: np.ndarray, at: int, tensor: Tensor, read: int) -> None:
-    item = tensor.dtype.itemsize
-    padded = tensor.dim() == 2
-    job[at : at + m.TENSOR_WORDS] = tensor.data_ptr(), tensor.stride(0) * item if padded else 0, item, padded, read
-
-
-def chunk_bounds(offsets: np.ndarray) -> np.ndarray:
-    """(chunks + 1,) the row where each chunk begins, of about as many tokens each."""
-    total = int(offsets[-1])
-    target = max(_CHUNK_TOKENS, -(-total // _CHUNKS))
-    wanted = np.arange(0, total, target)
-    return np.unique(np.append(np.searchsorted(offsets, wanted, side="left"), len(offsets) - 1))
-
-
-@lru_cache(maxsize=1)
-def _pool(process: int) -> ThreadPoolExecutor:
-    """Threads that wait; another process, forked from this one, gets its own."""
-    return ThreadPoolExecutor(max_workers=64, thread_name_prefix="rollout_corr")

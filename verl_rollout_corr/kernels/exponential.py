@@ -58,7 +58,7 @@ def ratio(x: float) -> float:
 
 @inline
 def of_token(train: float, rollout: float):
-    """l, k3, r, r - 1, pi_train - mu and mu - 1, of log-probs that are valid; see `maths.statistics` for what they mean.
+    """l, k3, r, r - 1, pi_train - mu and mu - 1, of valid log-probs; `maths.statistics` says what they mean.
 
     pi_train - mu is mu (e^l - 1): unlike a difference of two exponentials it does not cancel.
     """

@@ -1,4 +1,4 @@
-"""Stages of the criteria and of the weights: per token, and per unit (a turn or a row) as sums that close at its end."""
+"""Stages of the criteria and of the weights: per token, and per unit (a turn or a row), whose sums close at its end."""
 
 # pyright: basic
 from __future__ import annotations
@@ -8,6 +8,7 @@ import math
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.exponential import ratio
 from verl_rollout_corr.kernels.machine import (
+    add,
     get,
     get_int,
     inline,
@@ -19,7 +20,6 @@ from verl_rollout_corr.kernels.machine import (
     stage,
     sums,
 )
-from verl_rollout_corr.kernels.tokens import add
 
 NEGATIVE, POSITIVE, OUTWARD = 1, 2, 3
 """Codes of `when`; 0 is none."""

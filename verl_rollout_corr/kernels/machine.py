@@ -203,3 +203,15 @@ def clear(address: int, count: int) -> None:
     """Writes `count` zero bytes."""
     for index in range(count):
         put_int8(address, index, 0)
+
+
+@inline
+def add(address: int, index: int, value: float) -> None:
+    """Adds to a float64 in memory."""
+    put(address, index, get(address, index) + value)
+
+
+@inline
+def bump(address, word, value):
+    """Adds to an int64 in memory."""
+    put_int(address, word, get_int(address, word) + value)

@@ -95,8 +95,8 @@ HISTOGRAM = STALENESS_SUMS + 7 * BIN_WORDS
 # sums of one criterion, of the weights
 UNITS, TOTAL, TOKENS, FAILED_SEQS, MAXIMUM, MINIMUM = range(6)
 CRITERION_WORDS = 6
-W_UNITS, W_TOTAL, W_SQUARE, W_OFF_ONE, W_OFF_ONE_SQUARE, W_RAW, W_HIGH, W_LOW, W_MAX, W_MIN, W_RAW_MAX, W_RAW_MIN = range(
-    12
+W_UNITS, W_TOTAL, W_SQUARE, W_OFF_ONE, W_OFF_ONE_SQUARE, W_RAW, W_HIGH, W_LOW, W_MAX, W_MIN, W_RAW_MAX, W_RAW_MIN = (
+    range(12)
 )
 WEIGHT_WORDS = 12
 
@@ -125,7 +125,7 @@ WEIGHT_WORDS = 12
     S_MAY,
 ) = range(21)
 WORDS = 24
-"""Of the unit so far: sum, maximum, minimum, tokens below lower, sums of advantages and l; of the row: whether it failed.
+"""Of the unit so far: sum, maximum, minimum, tokens below lower, sums of advantages and l; whether the row failed.
 Then bounds in the statistic's scale, the words of the criterion, slots, where its sums stand, a buffer of one float64
 per token; the bounds that count a raw weight as low or high."""
 
@@ -170,7 +170,8 @@ J_TRAIN, J_ROLLOUT, J_MASK, J_ADVANTAGE = (tensor * TENSOR_WORDS for tensor in r
 ) = (4 * TENSOR_WORDS + word for word in range(28))
 JOB_WORDS = 4 * TENSOR_WORDS + 28
 """Addresses, bytes and bits of the answer, and which phase gives the weights (NO_WEIGHTS: none); arrays of a word per
-row; stages; what is asked; how many words the sums of a chunk have, and where in work they are saved; what went wrong."""
+row; stages; what is asked; how many words the sums of a chunk have, where in work they are saved; what went wrong;
+the functions of the walk."""
 
 NO_WEIGHTS = -1
 FINE, REFUSED = 0, 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from verl_rollout_corr.grammar import Agg, Criterion, Level, Metrics, Outside, RolloutCorrConfig, Scope, Weights, When
+from verl_rollout_corr.grammar import Agg, Criterion, Level, Metrics, Outside, RolloutCorrConfig, Scope, Weights
 from verl_rollout_corr.kernels import judging, statistics, tokens, weighing
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.machine import Stage

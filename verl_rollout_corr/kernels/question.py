@@ -24,14 +24,15 @@ _MASK_DTYPES = frozenset({*_MASKS, torch.float32, torch.float64})
 class Question:
     """A batch of B rows. Padded tensors are (B, T); of jagged ones these are the values, (N,).
 
-    `offsets`: (B + 1,) int64, the elements of the answer before each row. `jagged`: the offsets to answer with, or None.
-    `advantages`: like the log-probs, or (B,) float64. `lags`: (B,) int64, -1 where unknown.
+    `offsets`: (B + 1,) int64, the elements of the answer before each row. `jagged`: offsets to answer with, or None.
+    `advantages`: like the log-probs, or (B,) float64 with `by_row`. `lags`: (B,) int64, -1 where unknown.
     """
 
     train: Tensor
     rollout: Tensor
     mask: Tensor
     advantages: Tensor | None
+    by_row: bool
     groups: np.ndarray | None
     lags: np.ndarray
     offsets: np.ndarray
@@ -68,6 +69,7 @@ def asked(
     offsets = _common_offsets(given, packed)
     if offsets is None or len(offsets) < 2 or offsets[-1] == 0:
         return None
+    by_row = isinstance(advantages, Tensor) and advantages.dim() == 1
     advantages = _advantages(advantages, packed[2], mask, config, offsets)
     if advantages is False or (config.min_group_kept is not None and group_ids is None):
         return None
@@ -80,6 +82,7 @@ def asked(
     return Question(
         *packed,
         advantages=advantages,
+        by_row=advantages is not None and by_row,
         groups=None if groups is None else groups.numpy(),
         lags=np.full(len(offsets) - 1, -1) if lags is None else lags.to(torch.int64).contiguous().numpy(),
         offsets=offsets,
@@ -117,7 +120,7 @@ def _common_offsets(given: tuple[Tensor, ...], packed: list[Tensor]) -> np.ndarr
 
 def _advantages(
     advantages: Any, values: Tensor, mask: Tensor, config: RolloutCorrConfig, offsets: np.ndarray
-) -> Tensor | None | bool:
+) -> Tensor | bool | None:
     """Advantages as kernels read them, None for none that anything asks for, False if the definition has to look."""
     if advantages is None:
         return False if config.needs_advantages else None

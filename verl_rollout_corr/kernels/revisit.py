@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.machine import (
+    add,
     bits_of,
+    bump,
     call,
     clear,
     get,
@@ -16,8 +18,7 @@ from verl_rollout_corr.kernels.machine import (
     put_float32,
     stage,
 )
-from verl_rollout_corr.kernels.rows import bump, next_run, row_address
-from verl_rollout_corr.kernels.tokens import add
+from verl_rollout_corr.kernels.rows import next_run, row_address
 from verl_rollout_corr.kernels.weighing import add_weight
 
 _SIDE = 1024

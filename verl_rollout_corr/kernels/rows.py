@@ -6,8 +6,19 @@ from __future__ import annotations
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.exponential import ratio
 from verl_rollout_corr.kernels.judging import start_unit
-from verl_rollout_corr.kernels.machine import call, clear, get, get_int, inline, put, put_float32, put_int, stage
-from verl_rollout_corr.kernels.tokens import add
+from verl_rollout_corr.kernels.machine import (
+    add,
+    bump,
+    call,
+    clear,
+    get,
+    get_int,
+    inline,
+    put,
+    put_float32,
+    put_int,
+    stage,
+)
 from verl_rollout_corr.maths.bins import POSITION, STALENESS
 from verl_rollout_corr.maths.collection import CONSTANT_FROM
 
@@ -63,12 +74,6 @@ def stage_word(job, index, word):
 def settings_of(work, job, index):
     """Where the settings of a stage are, of this thread."""
     return work + 8 * stage_word(job, index, m.SETTINGS)
-
-
-@inline
-def bump(address, word, value):
-    """Adds to an int64 in memory."""
-    put_int(address, word, get_int(address, word) + value)
 
 
 @inline

@@ -3,17 +3,13 @@
 # pyright: basic
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from verl_rollout_corr.grammar import LEVELS, Level, Scope
+from verl_rollout_corr.grammar import LEVELS, Scope
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels import revisit
 from verl_rollout_corr.kernels.program import criterion_at, weights_at
-
-if TYPE_CHECKING:
-    from verl_rollout_corr.kernels.engine import Run
+from verl_rollout_corr.kernels.run import Run
 
 _UNITS = {Scope.TOKEN: revisit.PER_TOKEN, Scope.TURN: revisit.PER_TURN, Scope.SEQ: revisit.PER_ROW}
 
@@ -52,7 +48,7 @@ class SecondLook:
         return job
 
     def _trim(self, index: int, buffer: np.ndarray) -> None:
-        """The largest values leave, until the mean of the rest fits: which, is read off buckets and one sorted bucket."""
+        """The largest values leave, until the mean of the rest fits. Buckets, and one of them sorted, say which."""
         run, out = self.run, criterion_at(index)
         limit = run.program.limit_of(index)
         fixed_sum, fixed_n = run.sums[:, out + m.CRITERION_WORDS : out + m.CRITERION_WORDS + 2].sum(axis=0)

@@ -34,7 +34,7 @@ def tv(work, totals, settings, first, count):
 
 @inline
 def phi(log: float, off: float) -> float:
-    """log e^log - e^log + 1, with off = e^log - 1; by its series where that would cancel."""
+    """Log e^log - e^log + 1, with off = e^log - 1; by its series where that would cancel."""
     high = 1 / 30 + log * (1 / 144 + log * (1 / 840))
     series = log * log * (0.5 + log * (1 / 3 + log * (1 / 8 + log * high)))
     return series if abs(log) < 1e-2 else log * (1.0 + off) - off

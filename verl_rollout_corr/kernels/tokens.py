@@ -7,10 +7,10 @@ import math
 
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.exponential import of_token
-from verl_rollout_corr.kernels.machine import bits_of, get, get_int, inline, larger, put, put_int, stage, sums
+from verl_rollout_corr.kernels.machine import add, bits_of, get, get_int, larger, put, put_int, stage, sums
 from verl_rollout_corr.maths.bins import PROBABILITY
 from verl_rollout_corr.maths.collection import SUSPICIOUS_LOG_PROB
-from verl_rollout_corr.maths.histogram import CENTRE, SIDE, _FIRST, _SHIFT
+from verl_rollout_corr.maths.histogram import _FIRST, _SHIFT, CENTRE, SIDE
 from verl_rollout_corr.maths.inputs import LOG_PROB_SLACK
 
 LEAST_ROLLOUT_LOG_PROB = -100.0
@@ -106,12 +106,6 @@ def mismatch(work, totals, settings, first, count):
     add(totals, m.MOMENTS + 5, pp)
     add(totals, m.MOMENTS + 6, qq)
     add(totals, m.MOMENTS + 7, pq)
-
-
-@inline
-def add(address: int, index: int, value: float) -> None:
-    """Adds to a float64 in memory."""
-    put(address, index, get(address, index) + value)
 
 
 @sums

@@ -16,7 +16,15 @@ from verl_rollout_corr.maths.histogram import COUNT
 from verl_rollout_corr.maths.sum_table import Family, Kind, Sum
 from verl_rollout_corr.maths.sums import Sums
 
-ROW_ENTRIES = (s.ALL_TOKENS, s.ALL_SEQS, s.REJECTED_TOKENS, s.TOUCHED_SEQS, s.DROPPED_SEQS, s.INVALID_SEQS, s.LAG_UNKNOWN)
+ROW_ENTRIES = (
+    s.ALL_TOKENS,
+    s.ALL_SEQS,
+    s.REJECTED_TOKENS,
+    s.TOUCHED_SEQS,
+    s.DROPPED_SEQS,
+    s.INVALID_SEQS,
+    s.LAG_UNKNOWN,
+)
 """Entries that follow from what is known of each row; they stand behind the accumulators."""
 
 _WORDS: dict[Sum, int] = {

@@ -6,8 +6,7 @@ from __future__ import annotations
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.exponential import ratio
 from verl_rollout_corr.kernels.judging import MEAN, start_unit
-from verl_rollout_corr.kernels.machine import get, get_int, inline, larger, put, smaller, stage, sums
-from verl_rollout_corr.kernels.tokens import add
+from verl_rollout_corr.kernels.machine import add, get, get_int, inline, larger, put, smaller, stage, sums
 
 
 @inline
@@ -63,7 +62,7 @@ def weigh_tokens(work, totals, settings, first, count):
 
 @stage
 def prefix_ratios(work, totals, settings, first, count):
-    """exp of the sum of l up to each token of the row, into the slot PREFIX; 0 from probability 0 on."""
+    """The exponential of the sum of l up to each token of the row, into the slot PREFIX; 0 from probability 0 on."""
     total = get(settings, m.U_SUM)
     for i in range(count):
         total += get(work, m.LOG_RATIO + i)
