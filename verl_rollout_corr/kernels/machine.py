@@ -186,8 +186,7 @@ larger = _extreme("llvm.maxnum")
 smaller = _extreme("llvm.minnum")
 
 
-@intrinsic
-def call(typingctx: Any, address: Any, work: Any, totals: Any, settings: Any, first: Any, count: Any) -> Any:
+def _call(typingctx: Any, address: Any, work: Any, totals: Any, settings: Any, first: Any, count: Any) -> Any:
     """Calls the stage at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -196,6 +195,9 @@ def call(typingctx: Any, address: Any, work: Any, totals: Any, settings: Any, fi
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), generate
+
+
+call: Any = intrinsic(_call)
 
 
 @inline
