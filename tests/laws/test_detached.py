@@ -35,6 +35,7 @@ def test_nothing_has_a_graph(seed: int, level: str) -> None:
             parse(config),
             advantages=batch.advantages,
             group_ids=torch.tensor(batch.group_ids),
+            staleness=torch.tensor(batch.staleness),
         ),
     ):
         assert not found.weights.requires_grad

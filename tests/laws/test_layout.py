@@ -53,6 +53,7 @@ def test_padding_does_not_matter(seed: int, left: int, right: int, filler: float
         config,
         advantages=advantages,
         group_ids=batch.group_ids,
+        staleness=batch.staleness,
     )
     inside = slice(left, left + batch.mask.shape[1])
     assert torch.equal(wide.keep[:, inside], plain.keep)
@@ -99,7 +100,8 @@ def test_jagged_is_padded(seed: int, packed: bool) -> None:
     if advantages is not None and advantages.ndim == 2:
         advantages = jagged(advantages, lengths)
     train, rollout, mask = (jagged(t, lengths) for t in (batch.train, batch.rollout, batch.mask))
-    found = correct(train, rollout, mask, config, advantages=advantages, group_ids=batch.group_ids)
+    optional = {"group_ids": batch.group_ids, "staleness": batch.staleness}
+    found = correct(train, rollout, mask, config, advantages=advantages, **optional)
     assert found.keep.is_nested
     assert torch.equal(found.keep.offsets(), mask.offsets())
     assert found.keep.dtype == mask.dtype
@@ -154,6 +156,7 @@ def test_splitting_a_turn_needs_a_hole(seed: int, at: int) -> None:
         config,
         advantages=advantages,
         group_ids=batch.group_ids,
+        staleness=batch.staleness,
     )
     rest = [t for t in range(13) if t != at]
     assert torch.equal(holed.keep[:, rest], plain.keep)

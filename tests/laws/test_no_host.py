@@ -23,7 +23,7 @@ def empty(dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = SHAPE) ->
 def test_decide(level: str, name: str) -> None:
     """No host synchronisation and no data-dependent shape, in any level and criterion."""
     weights = {"level": level, "lower": 0.5, "upper": 2.0, "outside": "mask", "normalize": "batch"}
-    node = {"upper": 1.5, "when": "negative_advantage"}
+    node = {"upper": 1 if name == "lag" else 1.5, "when": "outward"}
     config = parse({"weights": weights, "reject": {name: node}, "min_group_kept": 2, "invalid": "reject"})
     for mask in (empty(torch.bool), empty(torch.int64)):
         found = decide(

@@ -37,7 +37,7 @@ def one_turn(batch: Batch) -> Batch:
     front = torch.arange(batch.mask.shape[1])[None] < lengths[:, None]
     train = torch.nan_to_num(batch.train.double(), nan=-1.0, posinf=-1.0, neginf=-4.0).clamp(max=0)
     rollout = torch.nan_to_num(batch.rollout.double(), nan=-1.0, posinf=-1.0, neginf=-4.0).clamp(max=0)
-    return Batch(train, rollout, front, torch.nan_to_num(batch.advantages, nan=0.3), batch.group_ids)
+    return Batch(train, rollout, front, torch.nan_to_num(batch.advantages, nan=0.3), batch.group_ids, batch.staleness)
 
 
 @given(seeds, st.sampled_from([n for n in NAMES if n.startswith("turn")]))
@@ -98,7 +98,7 @@ def test_a_looser_bound_never_rejects_more(seed: int, name: str, factor: float) 
     node = random_criterion(rng, name)
     loose = dict(node)
     if "upper" in node:
-        loose["upper"] = node["upper"] * factor
+        loose["upper"] = node["upper"] + 1 if name == "lag" else node["upper"] * factor
     if "lower" in node:
         loose["lower"] = node["lower"] / factor
     tight_keep = ask(batch, {"reject": {name: node}}).keep.bool()
@@ -181,8 +181,9 @@ def test_the_same_policy_needs_no_correction(seed: int) -> None:
     batch, _ = draw(seed)
     batch = one_turn(batch)
     reject = {name: {"upper": 1.0} | ({"lower": 1.0} if name.endswith("k1") else {}) for name in UNIT_NAMES}
+    reject["lag"] = {"upper": 3}
     config = {"weights": {"level": "seq_sum", "lower": 1.0, "upper": 1.0}, "reject": reject}
-    found = correct(batch.rollout, batch.rollout, batch.mask, config)
+    found = correct(batch.rollout, batch.rollout, batch.mask, config, staleness=batch.staleness)
     assert torch.equal(found.keep, batch.mask)
     assert torch.equal(found.weights, batch.mask.float())
     for name in ("kl", "k3_kl", "chi2_token", "chi2_seq", "log_ppl_diff", "rollout_is_std", "prob_diff_max"):
