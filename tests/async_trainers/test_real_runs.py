@@ -32,6 +32,10 @@ MODES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 
+BREAKS = {"separate_async": ",".join(f"none@{version}" for version in range(2 * STEPS, 2 * STEPS + 9))}
+"""Trainers whose engine gives no log-probs once both modes are done, for samples of these weights."""
+
+
 @dataclass(frozen=True)
 class Ran:
     """One mode of a trainer's run. Its steps are counted from 1, as are the updates that the records have."""
@@ -49,7 +53,8 @@ class Ran:
     def logged(self) -> dict[int, dict[str, float]]:
         """Step of this mode -> metrics, for the steps in which the actor was updated."""
         run = self.run.run
-        assert run.returncode == 0, f"{run.name} ended with {run.returncode}:\n{run.tail()}"
+        ended_well = run.returncode == 0
+        assert ended_well is (self.program.name not in BREAKS) and run.returncode != -9, run.tail()
         found = {step: values for step, values in reading.steps(run.log).items() if PREFIX + "k3_kl" in values}
         wanted = range(self.first, self.first + STEPS)
         assert set(wanted) <= set(found), run.tail()
@@ -88,6 +93,9 @@ def both(request: pytest.FixtureRequest, start_plan: StartPlan) -> tuple[Program
     steps = STEPS * len(MODES)
     common = program.overrides(steps, {f"{ACTOR}.optim.lr": 1e-3})
     how: dict[str, Any] = {"module": program.module, "env": ENVIRONMENT, "steps": steps}
+    if program.name in BREAKS:
+        env = ENVIRONMENT | {"E2E_ENGINE": BREAKS[program.name]}
+        how |= {"env": env, "modules": ["e2e_bad_engine"], "steps": steps + 8}
     return program, start_plan(program.name, plan(program), common, **how)
 
 
@@ -205,3 +213,15 @@ def test_one_update_computed_again_without_verl(ran: Ran, model: Any) -> None:
     if ran.mode != "decoupled" or (ran.program.updates > 1 and ran.program.name != "fully_async"):
         pytest.skip("not of the first weights, or its line averages two updates")
     checks.first_step(ran.run.run, model, ran.seen[1], ran.logged[1])
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_an_engine_without_log_probs_stops_the_run(both: tuple[Program, Planned], name: str) -> None:
+    """No row trains that has no log-prob for every token."""
+    if both[0].name != name:
+        pytest.skip("its engine gives log-probs to the end")
+    run = both[1].run
+    assert max(reading.steps(run.log)) < STEPS * len(MODES) + 8, "it went on to its end"
+    assert "rollout_log_probs" in "\n".join(reading.plain(run.log).splitlines()[-40:])
+    for step in both[1].records.values():
+        assert all(row.rollout is not None and (row.rollout[row.mask] < 0).all() for row in step.rows)

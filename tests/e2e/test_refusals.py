@@ -186,26 +186,20 @@ def test_a_configuration_that_cannot_be_corrected_is_refused(
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@dataclass(frozen=True)
-class BrokenLater:
-    """An import that fails in a process which Ray starts."""
-
-    env: dict[str, str]
-    says: str
+BREAK = {"VERL_USE_EXTERNAL_MODULES": f"{PLATFORM},e2e_break_import"}
 
 
-LATER = {
-    "in_the_trainer": BrokenLater({"E2E_BREAK": "trainer:verl_rollout_corr.hooks.plugin"}, "rollout_corr"),
-    "in_the_actor": BrokenLater({"E2E_BREAK": "actor:verl_rollout_corr.hooks.worker"}, "broken by e2e_break_import"),
-}
+def test_a_trainers_process_without_a_whole_hook_ends_the_run(fresh: Warm, assets: Path, tmp_path: Path) -> None:
+    """Whoever started it has checked the configuration, so that nothing but its resolution is left to refuse."""
+    env = BREAK | {"E2E_BREAK": "driver:verl_rollout_corr.hooks.plugin"}
+    done = fresh.run("e2e_task_runner", words(assets, tmp_path, K3), cwd=tmp_path, env=env)
+    assert_stopped_before_ray(done, ("Unsupported interpolation type rollout_corr",))
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("name", LATER)
-def test_a_hook_that_fails_in_a_later_process_ends_the_run_before_the_first_step(name: str, start: Launch) -> None:
-    broken = LATER[name]
-    env = {"VERL_USE_EXTERNAL_MODULES": f"{PLATFORM},e2e_break_import", **broken.env}
-    run = start(name, 1, K3, env=env)
+def test_an_actors_process_without_a_whole_hook_ends_the_run_before_the_first_step(start: Launch) -> None:
+    """A real run, with an import that fails in a process which Ray starts."""
+    run = start("in_the_actor", 1, K3, env=BREAK | {"E2E_BREAK": "actor:verl_rollout_corr.hooks.worker"})
     assert run.returncode not in (0, -9), run.tail()
-    assert broken.says in reading.plain(run.log), run.tail()
+    assert "broken by e2e_break_import" in reading.plain(run.log), run.tail()
     assert not reading.steps(run.log)

@@ -37,7 +37,8 @@ def _drift(log_probs: LogProbs, tokens: list[int]) -> LogProbs:
         if kind == 2:
             rare = drawn.random()
             return -0.1 if rare < 0.15 else log_prob - 2 if rare < 0.3 else log_prob + drawn.gauss(0, 0.3)
-        return log_prob + 0.8 if kind == 3 else log_prob
+        # Never twice the same: among equals, rounding would decide which of them a criterion over the batch takes.
+        return log_prob + 0.7 + 0.2 * drawn.random()
 
     return [min(off(place, log_prob), SURE) if kind else log_prob for place, log_prob in enumerate(log_probs)]
 
