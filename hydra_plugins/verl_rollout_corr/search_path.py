@@ -26,7 +26,7 @@ class RolloutCorrSearchPath(SearchPathPlugin):
         from verl_rollout_corr.configuration import command_line, preset_notes, schema
 
         arguments = sys.argv[1:]
-        schema.register()
+        schema.register(arguments)
         command_line.register_callback()
         command_line.register_unknown(arguments, preset_notes.shipped_names())
         # A group does not take null, which is then a value, and no preset.

@@ -158,13 +158,15 @@ def test_environment_and_null() -> None:
 
 
 REFUSED: list[tuple[Any, list[str], tuple[str, ...]]] = [
-    ("k3rs", [], ("'k3rs' is not a preset", "Did you mean k3_rs?", "token_is")),
+    ("k3rs", [], ("'k3rs' is not a preset", "Did you mean k3_rs? Write k3_rs.")),
     (["token_is", "k3rs"], [], ("'k3rs' is not a preset",)),
     ([], [], ("[] names no preset", "['token_is', 'k3_rs']")),
     ("", [], ("'' names no preset",)),
     ([3], [], ("[3] names no preset",)),
     (None, [], ("None names no preset",)),
     ("k3_rs", ["+rejct.seq_mean_k3.upper=1"], ("rollout_corr.rejct is {", "Did you mean reject?")),
+    ("k3_rs", ["rejct.seq_mean_k3.upper=1"], ("rollout_corr.rejct is {", "Did you mean reject?")),
+    ("k3_rs", ["reject.seq_mean_k3.uper=1"], ("rollout_corr.reject.seq_mean_k3.uper is 1", "Did you mean upper?")),
     ("k3_rs", ["+reject.seq_men_k3.upper=1"], ("rollout_corr.reject.seq_men_k3 is {", "Did you mean seq_mean_k3?")),
     ("token_is", ["weights.uper=1"], ("rollout_corr.weights.uper is 1", "Did you mean upper?")),
     (

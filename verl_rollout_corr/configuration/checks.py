@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_rollout_corr.configuration import command_line, hints, resolver, written
 from verl_rollout_corr.configuration.loading import workers_objection
 from verl_rollout_corr.configuration.misspelt import GROUP, Words, suspects
-from verl_rollout_corr.configuration.node import Gathered, instead, shown
+from verl_rollout_corr.configuration.node import Gathered, listed, nearest, shown
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.configuration.preset_notes import shipped_names
 from verl_rollout_corr.configuration.run_check import run_problems, run_warnings
@@ -155,14 +155,15 @@ def _unknown_preset(command: Command) -> Iterator[Problem]:
     shipped = shipped_names()
     for name in command.presets:
         if command_line.is_unknown(name):
-            yield Problem(f"+{GROUP}", f"is {shown(name)}: there is no such preset.", nearest_preset(name, shipped))
+            yield Problem(
+                f"+{GROUP}", f"is {shown(name)}: there is no such preset.", nearest_preset(name, shipped, f"+{GROUP}=")
+            )
 
 
-def nearest_preset(name: str, shipped: tuple[str, ...]) -> str:
-    """The preset that was probably meant, or all of them."""
-    text = instead(name, shipped, hints.PRESETS)
-    near, _, _ = text.partition("? ")
-    return f"{near}? Write +{GROUP}={near.removeprefix('Did you mean ')}." if near != text else text
+def nearest_preset(name: str, shipped: tuple[str, ...], before: str) -> str:
+    """The preset that was probably meant, or all of them. `before` is what stands before its name."""
+    near = nearest(name, shipped, hints.PRESETS)
+    return f"Did you mean {near}? Write {before}{near}." if near else f"Write {before}{listed(shipped)}."
 
 
 def _text(command: Command) -> Iterator[Problem]:

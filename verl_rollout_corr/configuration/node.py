@@ -207,9 +207,14 @@ def _ascending(lower: str, upper: str) -> bool:
 def instead(found: str, names: Iterable[object], meant: Mapping[str, str], form: str | None = None) -> str:
     """What was meant, by a hint or by likeness, and what can be written (`form` where the list would be long)."""
     words = [str(name) for name in names]
-    near = meant.get(found.lower()) or next(iter(get_close_matches(found.lower(), words, n=1)), None)
+    near = nearest(found, words, meant)
     write = f"Write {form or listed(words)}."
     return f"Did you mean {near}? {write}" if near else write
+
+
+def nearest(found: str, names: Iterable[str], meant: Mapping[str, str]) -> str | None:
+    """What was meant, by a hint or by likeness."""
+    return meant.get(found.lower()) or next(iter(get_close_matches(found.lower(), list(names), n=1)), None)
 
 
 def listed(names: Iterable[object], last: str = "or") -> str:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from verl_rollout_corr.configuration import hints
-from verl_rollout_corr.configuration.node import instead
 from verl_rollout_corr.configuration.preset_notes import shipped_names
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import RolloutCorrConfig
@@ -36,7 +34,7 @@ def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[st
     names = _names(name_or_names)
     given = [overrides] if isinstance(overrides, str) else overrides
     overrides = [_with_prefix(override) for override in given]
-    with _hydra() as compose:
+    with _hydra(overrides) as compose:
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
         from yaml import YAMLError
@@ -61,7 +59,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 @contextmanager
-def _hydra() -> Iterator[Callable[..., DictConfig]]:
+def _hydra(overrides: Sequence[str] = ()) -> Iterator[Callable[..., DictConfig]]:
     """Hydra's `compose`, with the presets on the search path. Restores whatever Hydra was doing in this process."""
     try:
         from hydra import compose, initialize_config_module
@@ -74,7 +72,7 @@ def _hydra() -> Iterator[Callable[..., DictConfig]]:
         ) from error
     from verl_rollout_corr.configuration import schema
 
-    schema.register()
+    schema.register(overrides)
     running, base = GlobalHydra.instance().hydra, VersionBase.instance().version_base
     GlobalHydra.instance().clear()
     try:
@@ -110,9 +108,11 @@ def _with_prefix(override: str) -> str:
 
 def _explained(error: Exception, names: list[str], overrides: list[str]) -> str:
     """Hydra's message, led by the preset that does not exist if that is what it says."""
+    from verl_rollout_corr.configuration.checks import nearest_preset
+
     shipped = preset_names()
     for name in names:
         if name not in shipped and f"'{_GROUP}/{name}'" in str(error):
-            return f"{name!r} is not a preset. {instead(name, shipped, hints.PRESETS)}"
+            return f"{name!r} is not a preset. {nearest_preset(name, shipped, '')}"
     cause = f" ({str(error.__cause__).splitlines()[0]})" if error.__cause__ else ""
     return f"{' '.join(overrides)}: {error}{cause}"

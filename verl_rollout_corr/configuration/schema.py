@@ -8,10 +8,13 @@ into the text "True". Processes that receive the configuration import this modul
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import MISSING
+
+from verl_rollout_corr.grammar import CRITERION_NAMES
 
 SCHEMA_NAME = "rollout_corr_schema"
 """The name of `RolloutCorrNode` in Hydra's ConfigStore."""
@@ -54,17 +57,32 @@ class RolloutCorrNode:
     presets: Any = MISSING
 
 
-def register() -> None:
-    """Put the schema where Hydra finds it, under a name at the root so that no group of it shows in `--help`."""
+def register(overrides: Iterable[str] = ()) -> None:
+    """Put the schema where Hydra finds it, under a name at the root so that no group of it shows in `--help`.
+
+    Hydra closes a run's configuration: an override of a criterion that the presets do not have needs a +. Keys that do
+    not exist at all are left to the parser, which names the nearest: weights and dump are open for them, and the node
+    is opened where one of these overrides has such a key. The node itself is a mapping: a dataclass would have to be
+    opened for the keys in presets of one's own too, and `reject` with it.
+    """
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    # Hydra closes a run's configuration: an override of a criterion that the presets do not have needs a +. Of weights
-    # and dump no key can be added, so that they stay open, and the parser names the key that was meant. The node is a
-    # mapping and not a dataclass: a dataclass would have to be opened for its unknown keys to reach the parser, and
-    # `reject` with it.
     typed = OmegaConf.structured(RolloutCorrNode)
     for opened in (typed.weights, typed.dump):
         OmegaConf.set_struct(opened, False)
-    node = OmegaConf.create({str(key): typed._get_node(key) for key in typed})
+    node = OmegaConf.create({str(key): typed._get_node(key) for key in typed.keys()})  # noqa: SIM118
+    if not all(map(_exists, overrides)):
+        OmegaConf.set_struct(node, False)
     ConfigStore.instance().store(name=SCHEMA_NAME, node=node, provider="verl_rollout_corr")
+
+
+def _exists(override: str) -> bool:
+    """Whether the key of an override is one of ours, or none of our business."""
+    group, *path = override.strip().partition("=")[0].split(".")
+    if group != "rollout_corr" or not path:
+        return True
+    section, *rest = path
+    if section != "reject":
+        return section in RolloutCorrNode.__dataclass_fields__
+    return not rest or (rest[0] in CRITERION_NAMES and all(key in ("lower", "upper", "when") for key in rest[1:]))

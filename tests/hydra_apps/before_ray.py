@@ -1,0 +1,25 @@
+"""Imports verl's main programs and has them end where they would start Ray or a process group."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import ray
+import verl.utils.distributed
+from hydra_apps.programs import PROGRAMS, STARTED
+
+
+def _started(*_: Any, **__: Any) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(STARTED)
+
+
+for program in PROGRAMS:
+    importlib.import_module(program)
+    del sys.modules[program]  # it runs as __main__
+ray.init = _started
+verl.utils.distributed.initialize_global_process_group = _started
