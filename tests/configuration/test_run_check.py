@@ -12,6 +12,7 @@ from verl_rollout_corr.configuration.run_check import (
     TRAINER_MODES,
     check_run,
     policy_loss_objection,
+    run_warnings,
 )
 from verl_rollout_corr.errors import ConfigError
 
@@ -292,3 +293,99 @@ def test_gspo_is_refused_for_every_criterion_that_rejects_parts_of_sequences(nam
     objection = policy_loss_objection("gspo", parse({"reject": {name: {"upper": 2}}}))
     assert objection is not None
     assert name in objection
+
+
+def groups(rows: int, estimator: str = "grpo") -> dict[str, Any]:
+    composed = run(algorithm__adv_estimator=estimator)
+    composed["actor_rollout_ref"]["rollout"]["n"] = rows
+    return composed
+
+
+@pytest.mark.parametrize(
+    ("mapping", "composed", "words"),
+    [
+        (
+            {"min_group_kept": 8},
+            groups(4),
+            ("rollout_corr.min_group_kept is 8", "rollout.n is 4", "Write rollout_corr.min_group_kept=4"),
+        ),
+        ({"baseline": "kept"}, groups(1), ("rollout_corr.baseline is 'kept'", "rollout.n is 1", "rollout.n=2")),
+        ({"baseline": "kept"}, groups(1, "rloo"), ("nothing would be trained with rloo",)),
+        (
+            {"reject": {"seq_mean_k1": {"lower": 1.2, "upper": 2}}},
+            groups(4),
+            ("rollout_corr.reject.seq_mean_k1 is [1.2, 2]", "Write lower <= 1 <= upper"),
+        ),
+        (
+            {"weights": {"level": "token", "lower": 2, "outside": "mask"}},
+            groups(4),
+            ("rollout_corr.weights is [2, inf] with outside 'mask'", "would weigh 0"),
+        ),
+    ],
+)
+def test_runs_that_can_train_nothing(mapping: dict[str, Any], composed: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_run(parse(mapping), composed)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "composed"),
+    [
+        ({"min_group_kept": 4}, groups(4)),
+        ({"baseline": "kept"}, groups(2)),
+        ({"baseline": "kept"}, groups(1, "gae")),  # it has no groups
+        ({"reject": {"seq_mean_k1": {"lower": 1.2, "when": "negative_advantage"}}}, groups(4)),
+        ({"weights": {"level": "token", "upper": 0.5}}, groups(4)),  # a constant factor
+    ],
+)
+def test_runs_that_can_train_something(mapping: dict[str, Any], composed: dict[str, Any]) -> None:
+    check_run(parse(mapping), composed)
+
+
+def test_everything_that_is_wrong_is_in_one_error() -> None:
+    composed = run(distillation__enabled=True, algorithm__rollout_correction__rollout_is="token")
+    with pytest.raises(ConfigError, match=r"^2 things are wrong:\n  1\. algorithm.*\n  2\. distillation") as caught:
+        check_run(DECOUPLED, composed)
+    problem = caught.value.problems[1]
+    assert problem.key == "distillation.enabled"
+    assert problem.found.startswith("is true: ")
+    assert problem.remedy == "Write distillation.enabled=false, or leave +rollout_corr out."
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        ({"rollout_is": "sequence"}, "write rollout_corr.weights.level=seq_sum,"),
+        (
+            {"rollout_is_threshold": "0.5_5"},
+            "write rollout_corr.weights.lower=0.5 rollout_corr.weights.upper=5 rollout_corr.weights.outside=mask,",
+        ),
+        (
+            {"rollout_rs": "seq_mean_k3,seq_max_k2", "rollout_rs_threshold": "0.01,0.05"},
+            "write +rollout_corr.reject.seq_mean_k3.upper=0.01 +rollout_corr.reject.seq_max_k2.upper=0.05,",
+        ),
+        # verl's k1 is -log r: [0.5, 4] of 1/r is [0.25, 2] of r, and 2 alone is [0.5, 2].
+        (
+            {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_4"},
+            "write +rollout_corr.reject.token_k1={lower: 0.25, upper: 2},",
+        ),
+        (
+            {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": 2.0},
+            "write +rollout_corr.reject.seq_mean_k1={lower: 0.5, upper: 2},",
+        ),
+    ],
+)
+def test_the_line_that_replaces_a_key_of_verls(own: dict[str, Any], line: str) -> None:
+    composed = run(**{f"algorithm__rollout_correction__{key}": value for key, value in own.items()})
+    with pytest.raises(ConfigError) as caught:
+        check_run(DECOUPLED, composed)
+    assert all(line in str(problem) for problem in caught.value.problems)
+
+
+def test_a_preset_that_overrides_have_emptied() -> None:
+    (message,) = run_warnings(parse({"presets": ["k3_rs"]}), run())
+    assert message.startswith("k3_rs does nothing:")
+    for harmless in ({"presets": ["metrics_only"]}, {}, {"presets": ["x"], "mode": "bypass"}):
+        assert run_warnings(parse(harmless), run()) == []

@@ -1,0 +1,119 @@
+"""Keys that were meant to be ours, and keys that only look like it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from verl_rollout_corr.configuration.misspelt import Words, named_presets, suspects
+from verl_rollout_corr.grammar import CRITERION_NAMES
+
+PRESETS = ("k3_rs", "token_is", "veto")
+OURS = Words(PRESETS, CRITERION_NAMES)
+
+
+def found(composed: dict[str, Any], verls: frozenset[str] = frozenset()) -> list[str]:
+    return [suspect.path for suspect in suspects(composed, OURS, lambda key: key not in verls)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rollout-corr",
+        "rollout_correction",
+        "rollout_corrections",
+        "rollout_cor",
+        "rollout_crr",
+        "rollout_corrr",
+        "rollout_crro",  # two letters swapped
+        "rolloutcorr",
+        "Rollout_corr",
+        "ROLLOUT-CORR",
+        "verl_rollout_corr",
+        "verl-rollout-corr",
+        "use_rollout_corr",
+        "rolout_corr",
+        "rollut_cor",
+        "algorithm/rollout_corr",
+        "rollout_corr@mine",
+    ],
+)
+def test_names_that_are_near_ours(name: str) -> None:
+    assert found({name: "k3_rs"}) == [name]
+    assert found({"mine": {name: "k3_rs"}}) == [f"mine.{name}"]
+    assert found({name: {"reject": {"seq_mean_k3": {"upper": 0.01}}}}) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rollout_cores", 8),
+        ("rollout_core", 8),
+        ("rollout_correctness", 0.5),
+        ("rollout_correct_count", 3),
+        ("rollout_correlation", "pearson"),
+        ("rollout_conf", {"name": "vllm", "n": 4}),
+        ("rollout_cost", "low"),
+        ("rollout_config", {"weights": 1}),
+        ("rollout", {"n": 4}),
+        ("correction", "linear"),
+        ("tag", "k3_rs_of_monday"),
+        ("lr", [0.1, 0.2]),
+        ("tags", []),
+        ("metrics", {"token_k3": True}),
+    ],
+)
+def test_names_that_are_somebody_elses(name: str, value: Any) -> None:
+    assert found({name: value}) == []
+    assert found({"mine": {name: value}}) == []
+
+
+def test_our_node_and_verls_own_correction() -> None:
+    composed = {
+        "rollout_corr": {"reject": {"seq_mean_k3": {"upper": 0.01}}},
+        "algorithm": {
+            "rollout_correction": {"rollout_rs": "seq_mean_k3", "rollout_corr": "${rollout_corr:config_json}"}
+        },
+        "actor_rollout_ref": {"actor": {"policy_loss": {"rollout_correction": None, "rollout_corr": "{}"}}},
+    }
+    assert found(composed) == []
+
+
+@pytest.mark.parametrize("value", ["k3_rs", "[token_is,k3_rs]", ["token_is", "k3_rs"], "token_is, k3_rs", "k3_rs.yaml"])
+def test_an_added_key_whose_value_names_a_preset(value: Any) -> None:
+    assert found({"mine": {"preset": value}}) == ["mine.preset"]
+    assert found({"mine": {"preset": value}}, frozenset({"mine.preset"})) == []
+
+
+def test_a_preset_as_a_key_and_a_criterion_below_another_name() -> None:
+    assert found({"k3_rs": True}) == ["k3_rs"]
+    assert found({"mine": {"seq_mean_k3": {"upper": 0.01}}}) == ["mine.seq_mean_k3"]
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [("k3_rs", ["k3_rs"]), ("[k3_rs,mine]", []), (3, []), ([], []), (None, []), ([["k3_rs"]], []), ("", [])],
+)
+def test_presets_that_a_value_names(value: object, names: list[str]) -> None:
+    assert named_presets(value, PRESETS) == names
+
+
+@pytest.mark.parametrize(
+    ("value", "write"),
+    [
+        ("k3_rs", "Write +rollout_corr=k3_rs;"),
+        (["token_is", "k3_rs"], "Write +rollout_corr=[token_is,k3_rs];"),
+        ("mine", "Write +rollout_corr=<preset>;"),
+        (
+            {"reject": {"seq_mean_k3": {"upper": 0.01}}, "mode": "bypass"},
+            "Write +rollout_corr=<preset> and ++rollout_corr.reject.seq_mean_k3.upper=0.01 ++rollout_corr.mode=bypass;",
+        ),
+    ],
+)
+def test_what_to_write(value: Any, write: str) -> None:
+    (suspect,) = suspects({"rollout_cor": value}, OURS, lambda key: True)
+    problem = suspect.problem(PRESETS)
+    assert problem.key == "rollout_cor"
+    assert "nothing would be corrected" in problem.found
+    assert problem.remedy.startswith(f"Did you mean rollout_corr? {write}")
