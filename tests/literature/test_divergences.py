@@ -113,14 +113,15 @@ def test_abs_is_twice_the_total_variation(w: World) -> None:
 
 @worlds
 def test_binary_divergences_are_below_the_full_ones(w: World) -> None:
-    """Data processing: tv <= TV and bkl <= max of the two KLs, for whichever token was sampled."""
-    tokens = {"reject": {"seq_max_tv": UNBOUNDED, "seq_max_bkl": UNBOUNDED}}
+    """Data processing: tv <= TV, bkl_mu <= KL(mu || pi), bkl <= max of the two KLs, for whichever token was sampled."""
+    tokens = {"reject": {"seq_max_tv": UNBOUNDED, "seq_max_bkl": UNBOUNDED, "seq_max_bkl_mu": UNBOUNDED}}
     found = metrics(w, tokens)
     tv = max(float(x.max()) for x in step_values(w, tv_of))
     kl = max(float(x.max()) for x in step_values(w, kl_of))
     reverse = max(float(x.max()) for x in step_values(w, lambda mu, pi: kl_of(pi, mu)))
     assert 0 < found["rollout_rs_seq_max_tv_max"] <= tv + 1e-12
     assert 0 < found["rollout_rs_seq_max_bkl_max"] <= max(kl, reverse) + 1e-12
+    assert 0 < found["rollout_rs_seq_max_bkl_mu_max"] <= kl + 1e-12
     for reach, mu, pi in w.contexts():
         assert reach.sum() == pytest.approx(1.0)
         flat_mu, flat_pi = mu.reshape(-1, 1), pi.reshape(-1, 1)
@@ -130,10 +131,13 @@ def test_binary_divergences_are_below_the_full_ones(w: World) -> None:
 
 @worlds
 def test_two_words_are_the_full_divergence(w: World) -> None:
-    """With a vocabulary of two nothing is lost: tv = TV and bkl is the larger KL."""
+    """With a vocabulary of two nothing is lost: tv = TV, bkl_mu is KL(mu || pi) and bkl the larger KL."""
     if w.vocabulary != 2:
         pytest.skip("a vocabulary of two")
-    found = metrics(w, {"reject": {"seq_max_tv": UNBOUNDED, "seq_max_bkl": UNBOUNDED}})
+    reject = {name: UNBOUNDED for name in ("seq_max_tv", "seq_max_bkl", "seq_max_bkl_mu", "token_bkl_mu")}
+    found = metrics(w, {"reject": reject})
+    assert found["rollout_rs_seq_max_bkl_mu_max"] == pytest.approx(max(float(x.max()) for x in step_values(w, kl_of)))
+    assert found["rollout_rs_token_bkl_mu_mean"] * w.steps == pytest.approx(sequence_kl(w))  # FlashREINFORCE's, per row
     pairs = [kl_of(mu, pi).maximum(kl_of(pi, mu)) for _, mu, pi in w.contexts()]
     assert found["rollout_rs_seq_max_bkl_max"] == pytest.approx(max(float(x.max()) for x in pairs))
     assert found["rollout_rs_seq_max_tv_max"] == pytest.approx(max(float(x.max()) for x in step_values(w, tv_of)))

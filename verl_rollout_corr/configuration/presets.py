@@ -21,6 +21,14 @@ _OVERRIDE = re.compile(r"(?P<sign>[+~]{0,2})(?P<key>[^=]+)(?P<value>=.*)?", re.D
 def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[str] = ()) -> RolloutCorrConfig:
     """The configuration that Hydra composes from one preset or a list of them.
 
+    >>> load_preset(["token_is", "k3_rs"], "weights.upper=3") == load_preset("k3_rs_token_is", "weights.upper=3")
+    True
+    >>> for line in str(load_preset("k3_rs")).splitlines()[4:7]:
+    ...     print(line)
+    reject:
+      seq_mean_k3:
+        upper: 0.01
+
     Args:
         name_or_names: `"k3_rs"`, `"[token_is,k3_rs]"` or `["token_is", "k3_rs"]`; later presets win where both set a
             key.
