@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ class Job:
     fill: float = 0.0
     learning_rate: float = 0.02
     extra: dict[str, Any] = field(default_factory=dict)  # further entries beside the columns, as the trainer sends
+    fault: str | None = None  # one of faults.py
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class _Workers:
         config, actor = self.configured[key]
         worker = self.worker(job.engine, config)
         gradients: list[dict[str, Any]] = []
-        with self._functions(job.unhooked):
+        with self._functions(job.unhooked), _fault(job, worker.rank):
             worker.set_loss_fn(partial(engine_workers.ppo_loss, config=actor))
             for name, value in {
                 "use_dynamic_bsz": job.dynamic,
@@ -200,8 +201,9 @@ class _Workers:
             for group in worker.engine.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] = job.learning_rate
             worker.engine.lr_scheduler.base_lrs = [job.learning_rate]
-            with _watched(worker.engine, gradients):
-                output = worker.train_mini_batch(_batch(job, actor, worker.world_size, worker.rank))
+            batch = _batch(job, actor, worker.world_size, worker.rank)
+            with _counted(worker.engine), _watched(worker.engine, gradients):
+                output = worker.train_mini_batch(batch)
             hooked = _seams_in_force()
         return _answer(output, gradients, hooked) if worker.rank == 0 else None
 
@@ -217,6 +219,36 @@ class _Workers:
             yield
         finally:
             engine_workers.ppo_loss, worker.train_batch = hooked
+
+
+@contextmanager
+def _fault(job: Job, rank: int) -> Any:
+    from hooks import faults
+
+    with getattr(faults, job.fault)(rank) if job.fault is not None else nullcontext():
+        yield
+
+
+@contextmanager
+def _counted(engine: Any) -> Any:
+    """Says with an error how often the optimiser had stepped before it."""
+    steps = 0
+    step = engine.optimizer.step
+
+    def counting(*positional: Any, **named: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return step(*positional, **named)
+
+    engine.optimizer.step = counting
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"steps of the optimiser: {steps}")
+        raise
+    finally:
+        engine.optimizer.step = step
+        engine.optimizer.zero_grad()
 
 
 def _add_node(node: Any, spec: dict[str, Any]) -> None:

@@ -60,6 +60,27 @@ class Pool:
             raise RuntimeError(f"{len(errors)} of {self.ranks} ranks failed, the first with\n{errors[0]}")
         return answers
 
+    def answer_of(self, rank: int) -> Any:
+        """What this rank found, where others may never answer. Raises RuntimeError with its traceback."""
+        if not self._pipes[rank].poll(SECONDS):
+            raise TimeoutError(f"rank {rank} gave no answer in {SECONDS} s")
+        kind, value = self._pipes[rank].recv()
+        if kind == "error":
+            raise RuntimeError(value)
+        return value
+
+    def has_answered(self, rank: int) -> bool:
+        """Whether this rank is done."""
+        return self._pipes[rank].poll(0)
+
+    def kill(self) -> None:
+        """Ends processes that wait for each other."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._folder.cleanup()
+
     def close(self) -> None:
         """Ends the processes."""
         for pipe in self._pipes:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hooks.tiny_model import VOCABULARY
-from verl_rollout_corr.hooks.wire import ROW
+from verl_rollout_corr.hooks.proof import row_digests
+from verl_rollout_corr.hooks.wire import DIGEST, KEEP, ROW, WEIGHTS
 
 PROMPT_WIDTH = 6
 RESPONSE_WIDTH = 12
@@ -104,11 +105,27 @@ def with_decision(
     return decided
 
 
+def undecided(rows: list[Row]) -> list[Row]:
+    """Rows as bypass mode ships them: without the columns of a decision."""
+    return [row.without(KEEP, WEIGHTS) for row in rows]
+
+
 def padding_row() -> Row:
     """What V1 appends to make a batch divisible: one response token that is masked out."""
     zero = torch.zeros(1)
     row = Row(torch.ones(5, dtype=torch.int64), torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     return row.having(old_log_probs=zero - 0.7, rollout_log_probs=zero, ref_log_prob=zero - 0.7, advantages=zero)
+
+
+def digests(rows: list[Row]) -> Tensor:
+    """(B,): what the trainer ships of its decision, or in bypass mode (no keep) of what is to be decided on."""
+    found = []
+    for number, row in enumerate(rows):
+        keep = row.columns.get(KEEP, row.mask)
+        values = row.columns.get(WEIGHTS) if KEEP in row.columns else row.columns["old_log_probs"]
+        one = None if values is None else values[None]
+        found.append(row_digests(row.columns.get(ROW, torch.tensor(number))[None], row.mask[None], keep[None], one))
+    return torch.cat(found)
 
 
 def queue_form(rows: list[Row]) -> dict[str, Tensor]:
@@ -129,6 +146,7 @@ def queue_form(rows: list[Row]) -> dict[str, Tensor]:
         "response_mask": jagged(masks),
         "loss_mask": jagged(masks),
         ROW: torch.arange(len(rows)),
+        DIGEST: digests(rows),
         **columns,
     }
 
@@ -163,6 +181,7 @@ def padded_form(rows: list[Row], *, fill: float = 0.0) -> dict[str, Tensor]:
         "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
         "response_mask": torch.stack([right(row.mask) for row in rows]),
         ROW: torch.arange(len(rows)),
+        DIGEST: digests(rows),
         **floats,
     }
 

@@ -17,6 +17,7 @@ from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.hooks import driver, updates
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.driver import FromWorkers
+from verl_rollout_corr.hooks.proof import row_digests
 
 
 def trainer() -> Any:
@@ -128,22 +129,50 @@ def test_a_warning_comes_once_per_trainer(
     assert sum("2 padding rows" in line for line in lines) == 1
 
 
+def applied_to(mask: torch.Tensor, keep: torch.Tensor, weights: torch.Tensor | None = None) -> Applied:
+    """What one rank sends that got the first rows of the batch, decided like this."""
+    digests = row_digests(torch.arange(len(mask)), mask, keep, weights)
+    return Applied.to_micro_batch(0, mask.bool(), keep.bool(), weights, digests=digests)
+
+
+def decided(mask: torch.Tensor, keep: torch.Tensor, weights: torch.Tensor | None = None) -> driver.Decided:
+    return driver.Decided({}, row_digests(torch.arange(len(mask)), mask, keep, weights), keep)
+
+
 def test_the_batch_that_the_loss_saw_is_the_one_that_was_decided() -> None:
     mask, keep = torch.ones(2, 3), torch.tensor([[1, 1, 1], [0, 0, 0]])
-    whole = Applied.to_micro_batch(0, mask.bool(), keep.bool(), None)
-    driver.check_applied(whole + whole, mask, keep, 2)
+    whole = applied_to(mask, keep)
+    driver.check_applied(whole + whole, mask, decided(mask, keep), 2)
     with pytest.raises(HookError, match="saw 6 response tokens, the batch has 12 with all epochs"):
-        driver.check_applied(whole, mask, keep, 2)
+        driver.check_applied(whole, mask, decided(mask, keep), 2)
+    other = torch.tensor([[1, 1, 1], [0, 0, 1]])
     with pytest.raises(HookError, match="kept 3 of 6 response tokens, the trainer decided on 4"):
-        driver.check_applied(whole, mask, torch.tensor([[1, 1, 1], [0, 0, 1]]), 1)
+        driver.check_applied(whole, mask, decided(mask, other), 1)
 
 
-def test_in_bypass_mode_the_loss_of_every_rank_saw_its_tokens() -> None:
-    """Case 57: verl's own loss on one rank sends nothing, and the rest is half of the batch."""
+def test_case_59_equal_counts_are_not_the_same_decision() -> None:
+    """Flags that changed places, a weight of 1 for another one, weights that changed places."""
+    mask, keep = torch.ones(2, 3), torch.tensor([[1, 1, 0], [0, 1, 0]])
+    weights = torch.tensor([[0.5, 1.5, 0.0], [0.0, 1.0, 0.0]])
+    made = decided(mask, keep, weights)
+    driver.check_applied(applied_to(mask, keep, weights), mask, made, 1)
+    for other_keep, other_weights in (
+        (keep.flip(0), weights.flip(0)),
+        (keep, torch.ones_like(weights)),
+        (keep, weights[:, [1, 0, 2]]),
+        (keep, None),
+    ):
+        with pytest.raises(HookError, match="as many tokens as the trainer decided on, but not the same decision"):
+            driver.check_applied(applied_to(mask, other_keep, other_weights), mask, made, 1)
+
+
+def test_case_57_in_bypass_mode_the_loss_of_every_rank_saw_its_tokens() -> None:
+    """Verl's own loss on one rank sends nothing, and the rest is half of the batch."""
     mask = torch.ones(2, 3)
-    half = Applied.to_micro_batch(0, mask[:1].bool(), mask[:1].bool(), None)
+    made = driver.Decided({}, row_digests(torch.arange(2), mask, mask, None))
+    driver.check_applied(applied_to(mask, mask), mask, made, 1)
     with pytest.raises(HookError, match=r"saw 3 response tokens, the batch has 6.*some rank trained without our loss"):
-        driver.check_applied(half, mask, None, 1)
+        driver.check_applied(applied_to(mask[:1], mask[:1]), mask, made, 1)
 
 
 def test_statistics_that_did_not_come() -> None:

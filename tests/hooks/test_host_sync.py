@@ -12,9 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verl.utils.metric import AggregationType, Metric
 
 from hooks import direct
-from hooks.rows import Row
+from hooks.rows import Row, undecided
 from hooks.test_gradients import WEIGHTED
-from verl_rollout_corr.hooks import worker
+from verl_rollout_corr.hooks import ledger, worker
+from verl_rollout_corr.hooks.places import Places
 
 BYPASS = {
     "mode": "bypass",
@@ -64,6 +65,15 @@ def quiet_loss(config: Any, model_output: dict[str, Any], data: Any, dp_group: A
     """In place of verl's loss, which copies for its own metrics and for its own padding: reads everything that it is
     given.
     """
+    call = ledger.current_call()
+    assert call is not None
+    call.received = {
+        "log_prob": Places.of(data, data["response_mask"].shape[1]).read(model_output["log_probs"].detach()),
+        "old_log_prob": data["old_log_probs"],
+        "advantages": data["advantages"],
+        "response_mask": data["response_mask"],
+        "rollout_is_weights": data.get("rollout_is_weights"),
+    }
     total = model_output["log_probs"].values().sum()
     for name in ("old_log_probs", "advantages", "response_mask"):
         total = total + data[name].sum()
@@ -77,18 +87,19 @@ def test_no_host_copy(monkeypatch: pytest.MonkeyPatch, decided: list[Row], spec:
     """decide, neutralise and the columns, from the model's output to verl's loss and back."""
     config = direct.configuration(spec, monkeypatch, loss_agg_mode="seq-mean-token-sum-norm")
     seam = worker.wrap_ppo_loss(quiet_loss)
+    rows = undecided(decided) if spec.get("mode") == "bypass" else decided
 
     def watched(**given: Any) -> Any:
         with forbidden():
             return seam(**given)
 
-    result = direct.call(config, decided, function=watched, form="padded", entropy=True, rollout_corr_horizon=12)
+    result = direct.call(config, rows, function=watched, form="padded", entropy=True, rollout_corr_horizon=12)
     assert torch.isfinite(result.loss)
 
 
 def test_the_queue_form_is_padded_once(monkeypatch: pytest.MonkeyPatch, decided: list[Row]) -> None:
     """Jagged columns have to be padded, by verl or by us: the length of the longest row is the only thing looked at."""
-    config = direct.configuration(BYPASS, monkeypatch)
+    config, decided = direct.configuration(BYPASS, monkeypatch), undecided(decided)
     given: list[Any] = []
     padded = worker.padded
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,8 +29,8 @@ def test_ranks_that_hold_the_same_rows_are_not_added(
     monkeypatch.setattr(torch.distributed, "all_reduce", double)
     config = direct.configuration({"reject": {"token_k1": {"upper": 2}}, "denominator": "kept"}, monkeypatch)
     worker = SimpleNamespace(
-        loss_fn=SimpleNamespace(keywords={"config": config}),
-        engine=SimpleNamespace(get_data_parallel_group=lambda: group),
+        loss_fn=partial(direct.hooked, config=config),
+        engine=SimpleNamespace(get_data_parallel_group=lambda: group, optimizer_step=lambda: None),
         device_name="cpu",
     )
     data = tu.get_tensordict(rows.queue_form(decided), {})

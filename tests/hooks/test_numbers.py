@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hooks import direct
-from hooks.rows import Row
+from hooks.rows import Row, undecided
 from hooks.test_gradients import MODES, WEIGHTED
 from verl_rollout_corr import finalize
 from verl_rollout_corr.hooks.transport import Carried
@@ -82,6 +82,7 @@ def test_bypass_outside_the_mask(
     spec = {"mode": "bypass", "loss": loss, "reject": {"token_k1": {"lower": 0.9, "upper": 1.2}}}
     spec |= {"weights": {"level": "seq_sum", "upper": 2.0}} if loss == "reinforce" else {}
     config = direct.configuration(spec, monkeypatch, loss_agg_mode=mode, **TERMS)
+    decided = undecided(decided)
     expected = direct.call(config, decided, entropy=True)
     rows, current = spoiled(decided, value, rejected=False)
     for form in ("queue", "padded"):

@@ -22,6 +22,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.hooks import driver_v0, driver_v1, wire
 from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.hooks.proof import row_digests
 from verl_rollout_corr.hooks.transport import Carried
 
 Rows = list[Tensor]
@@ -30,7 +31,12 @@ Loss = Callable[[dict[str, Tensor]], dict[str, Any]]
 
 
 class Workers:
-    """A worker group as far as the hook knows one."""
+    """A worker group as far as the hook knows one, in this process."""
+
+    def execute_all_sync(self, method: str, function: Callable[[], Any]) -> list[Any]:
+        """What verl's `Worker.execute_func_rank_zero` answers in two actors."""
+        assert method == "execute_func_rank_zero"
+        return [function(), function()]
 
 
 def run(mapping: dict[str, Any], **actor: Any) -> Any:
@@ -47,9 +53,11 @@ def run(mapping: dict[str, Any], **actor: Any) -> Any:
 
 def faithful(columns: dict[str, Tensor]) -> dict[str, Any]:
     """A loss that applies what the trainer decided, on one rank."""
-    mask = columns["response_mask"].bool()
+    mask, weights = columns["response_mask"].bool(), columns.get(wire.WEIGHTS)
     keep = columns[wire.KEEP].bool() & mask
-    return {"actor/" + wire.APPLIED_METRIC: Carried(Applied.to_micro_batch(0, mask, keep, columns.get(wire.WEIGHTS)))}
+    digests = row_digests(columns[wire.ROW], mask, keep, weights)
+    applied = Applied.to_micro_batch(0, mask, keep, weights, digests=digests)
+    return {"actor/" + wire.APPLIED_METRIC: Carried(applied)}
 
 
 def _padded(columns: dict[str, Tensor]) -> dict[str, Tensor]:

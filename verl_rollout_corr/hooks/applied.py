@@ -25,6 +25,8 @@ class Counts:
     """Micro-batches with response tokens of which none was kept."""
     clipped: Tensor
     """Kept tokens that the clip of bypass mode's PPO silences."""
+    digest: Tensor
+    """Of the decision as it came to the loss (`proof.row_digests`), modulo 2^64."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in _FIELDS))
@@ -54,9 +56,10 @@ class Applied:
         kept: Tensor,
         weights: Tensor | None,
         clipped: Tensor | None = None,
+        digests: Tensor | None = None,
     ) -> Applied:
         """The counts of one micro-batch, on its device: `mask`, `kept`, `clipped` (B, T) bool; `weights` (B, T), or
-        None for 1.
+        None for 1; `digests` (B,).
         """
         tokens, left = mask.sum(), kept.sum()
         return cls(
@@ -71,6 +74,7 @@ class Applied:
                     ).double(),
                     empty_micro_batches=((tokens > 0) & (left == 0)).long(),
                     clipped=torch.zeros_like(left) if clipped is None else (kept & clipped).sum(),
+                    digest=torch.zeros_like(left) if digests is None else digests.sum(),
                 )
             }
         )
@@ -110,6 +114,11 @@ class Applied:
     def clipped(self) -> int:
         """Kept tokens that the clip of bypass mode's PPO silences."""
         return int(self.total.clipped)
+
+    @property
+    def digest(self) -> int:
+        """Of the decisions as they came to the loss, modulo 2^64."""
+        return int(self.total.digest) % 2**64
 
     @property
     def empty_ranks(self) -> list[int]:

@@ -14,24 +14,32 @@ from omegaconf import DictConfig
 
 from verl_rollout_corr.configuration import checks
 from verl_rollout_corr.configuration.callback import complete
+from verl_rollout_corr.hooks import same_code, wire
 
 
-def check_asked(config: DictConfig) -> None:
-    """Raise ConfigError with everything that is wrong with verl's composed `config`, and complete its node."""
+def check_asked(config: DictConfig) -> bool:
+    """Raise ConfigError with everything that is wrong with verl's composed `config`, and complete its node. Returns
+    whether a preset is on.
+    """
     hydra = cast(DictConfig, HydraConfig.get()) if HydraConfig.initialized() else None
     command = checks.Command.of(config, hydra)
     checks.check(command)
     if command.is_on:
         complete(config, command.presets)
+    return command.is_on
 
 
 def wrap_runtime_env(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Verl's environment for Ray's workers, which the driver asks for right before it starts Ray; checked before."""
+    """Verl's environment for Ray's workers, which the driver asks for right before it starts Ray: the run is checked
+    before, and the workers are told which code the driver runs.
+    """
 
     @functools.wraps(original)
     def get_ppo_ray_runtime_env(config: Any = None) -> dict[str, Any]:
-        if isinstance(config, DictConfig):
-            check_asked(config)
-        return original(config)
+        is_on = isinstance(config, DictConfig) and check_asked(config)
+        environment = original(config)
+        if is_on:
+            environment.setdefault("env_vars", {})[wire.CODE_VARIABLE] = same_code.fingerprint()
+        return environment
 
     return get_ppo_ray_runtime_env

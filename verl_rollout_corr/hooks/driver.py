@@ -17,10 +17,11 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
-from verl_rollout_corr.hooks import activity, compat, wire
+from verl_rollout_corr.hooks import activity, compat, same_code, wire
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.entrance import check_lengths, missing_rollout_log_probs, row_lengths
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid
+from verl_rollout_corr.hooks.proof import row_digests, total
 from verl_rollout_corr.hooks.seams import Trainer
 from verl_rollout_corr.hooks.transport import gather
 from verl_rollout_corr.hooks.updates import UpdateStatistics, state_of
@@ -86,9 +87,12 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True)
 class Decided:
-    """What is shipped, and in decoupled mode the decision itself: keep, in the layout of the mask, and its sums."""
+    """What is shipped, with the digests (B,) of it, and in decoupled mode the decision itself: keep, in the layout of
+    the mask, and its sums.
+    """
 
     columns: dict[str, Tensor]
+    digests: Tensor
     keep: Tensor | None = None
     sums: Sums | None = None
 
@@ -98,9 +102,13 @@ def update_actor(
 ) -> tuple[Any, dict[str, Any], UpdateStatistics]:
     """One update: verl's answer, its metrics without what the workers sent us, and what the update leaves behind.
 
-    Raises InputError for a batch that cannot be corrected, HookError if the workers did not apply the decision.
+    Raises InputError for a batch that cannot be corrected, HookError if the workers did not apply the decision, or run
+    other code than this process.
     """
-    known = compat.known_trainer(type(trainer))
+    known, state = compat.known_trainer(type(trainer)), state_of(trainer)
+    if not state.actors_checked:
+        same_code.check_actors(trainer.actor_rollout_wg)
+        state.actors_checked = True
     batch = adapter.fetch()
     history = history_of(trainer.actor_rollout_wg)
     lags = history.lags(batch.versions, _updates_behind_train(trainer, config, known))
@@ -110,9 +118,9 @@ def update_actor(
     history.updates += 1
     workers = take_worker_statistics(metrics)
     epochs = trainer.config.actor_rollout_ref.actor.ppo_epochs
-    check_applied(workers.applied, batch.response_mask, decided.keep, epochs)
+    check_applied(workers.applied, batch.response_mask, decided, epochs)
     statistics = conclude(config, decided.sums, workers, batch)
-    state_of(trainer).take(statistics)
+    state.take(statistics)
     return answer, metrics, statistics
 
 
@@ -121,9 +129,11 @@ def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor) -
 
     Raises InputError for a log-prob of the engine that cannot be one, unless `invalid: reject`.
     """
+    rows = torch.arange(len(lags))
     if config.mode is Mode.BYPASS:
         _check_rollout(batch, config)
-        return Decided({wire.STALENESS: lags, wire.ROW: torch.arange(len(lags))})
+        digests = row_digests(rows, batch.response_mask, batch.response_mask, batch.rollout_log_probs)
+        return Decided({wire.STALENESS: lags, wire.ROW: rows, wire.DIGEST: digests}, digests)
     result = correct(
         batch.columns["old_log_probs"],
         batch.rollout_log_probs,
@@ -133,10 +143,11 @@ def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor) -
         group_ids=batch.group_ids,
         staleness=lags,
     )
-    columns = {wire.KEEP: result.keep}
+    digests = row_digests(rows, batch.response_mask, result.keep, result.weights)
+    columns = {wire.KEEP: result.keep, wire.ROW: rows, wire.DIGEST: digests}
     if result.weights is not None:
         columns[wire.WEIGHTS] = result.weights
-    return Decided(columns, result.keep, result.sums)
+    return Decided(columns, digests, result.keep, result.sums)
 
 
 def _check_rollout(batch: TrainerBatch, config: RolloutCorrConfig) -> None:
@@ -192,9 +203,9 @@ def take_worker_statistics(metrics: dict[str, Any]) -> FromWorkers:
     )
 
 
-def check_applied(applied: Applied, mask: Tensor, keep: Tensor | None, epochs: int) -> None:
-    """Raises HookError unless the loss saw exactly the tokens of the batch, `epochs` times, and the kept ones among
-    them that the trainer decided on (`keep`, None in bypass mode, where the loss decides).
+def check_applied(applied: Applied, mask: Tensor, decided: Decided, epochs: int) -> None:
+    """Raises HookError unless the loss of all ranks together saw exactly the tokens of the batch and what was decided
+    on each of them, `epochs` times. In bypass mode the loss decides which are kept.
     """
     tokens = int(tokens_of_rows(mask).sum()) * epochs
     if applied.tokens != tokens:
@@ -202,13 +213,17 @@ def check_applied(applied: Applied, mask: Tensor, keep: Tensor | None, epochs: i
             f"rollout_corr: the actor's loss saw {applied.tokens} response tokens, the batch has {tokens} with all "
             "epochs: it was changed on its way, or some rank trained without our loss"
         )
-    if keep is None:
-        return
-    kept = int(tokens_of_rows(keep).sum()) * epochs
-    if applied.kept != kept:
+    if decided.keep is not None:
+        kept = int(tokens_of_rows(decided.keep).sum()) * epochs
+        if applied.kept != kept:
+            raise HookError(
+                f"rollout_corr: the actor's loss kept {applied.kept} of {tokens} response tokens, the trainer decided "
+                f"on {kept}: the decision was changed on its way"
+            )
+    if applied.digest != total(decided.digests, epochs):
         raise HookError(
-            f"rollout_corr: the actor's loss kept {applied.kept} of {tokens} response tokens, the trainer decided on "
-            f"{kept}: the decision was changed on its way"
+            "rollout_corr: the actor's loss saw as many tokens as the trainer decided on, but not the same decision: "
+            "the weights, the rejected tokens or (in bypass mode) the engine's log-probs were changed on their way"
         )
 
 
@@ -243,6 +258,7 @@ def admit(trainer: Any, config: RolloutCorrConfig, run: Any) -> None:
     be built, so that a trainer which is not hooked gets no actor. Raises HookError for a trainer that is not known.
     """
     known = compat.known_trainer(type(trainer))
+    same_code.check_against_driver("the trainer")
     activity.announce("trainer", config)
     policy_loss = run.actor_rollout_ref.actor.policy_loss
     with open_dict(policy_loss):

@@ -54,16 +54,17 @@ class Places:
         return torch.where(self.inside, read, torch.zeros_like(read))
 
     def marked(self, tokens: Tensor, size: int) -> Tensor:
-        """(size,) bool: the places, in the flat output, of the response tokens where `tokens` (B, T) is set."""
+        """(size,) bool: the places, in a flat output, of the response tokens where `tokens` (B, T) is set."""
         index = torch.where(self.inside & tokens, self.index, torch.full_like(self.index, size))
         nowhere = torch.zeros(size + 1, dtype=torch.bool, device=index.device)
         return nowhere.index_fill(0, index.flatten(), True)[:size]
 
-    def silence(self, output: Any, silent: Tensor) -> Tensor:
-        """The output with 0, and no gradient, at the response tokens where `silent` (B, T) is set."""
-        values = flat(output)
-        quiet = torch.where(self.marked(silent, values.shape[0]), torch.zeros_like(values), values)
-        return torch.nested.nested_tensor_from_jagged(quiet, output.offsets()) if output.is_nested else quiet
+
+def silence(output: Any, silent: Tensor) -> Tensor:
+    """The output with 0, and no gradient, where `silent`, flat, is set."""
+    values = flat(output)
+    quiet = torch.where(silent, torch.zeros_like(values), values)
+    return torch.nested.nested_tensor_from_jagged(quiet, output.offsets()) if output.is_nested else quiet
 
 
 def flat(output: Tensor) -> Tensor:
@@ -72,19 +73,19 @@ def flat(output: Tensor) -> Tensor:
 
 
 def neutralise(
-    model_output: dict[str, Any], places: Places, columns: Mapping[str, Tensor], kept: Tensor
+    model_output: dict[str, Any], columns: Mapping[str, Tensor], kept: Tensor, silent: Tensor
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Model output and columns in which a token that is not kept contributes 0 to every term and to no gradient.
 
     With every log-prob of the token 0, ratio and divergences are those of equal policies; with advantage and entropy 0
     so are the terms. Tokens outside the response mask are silenced too: verl multiplies them by 0, which NaN and inf
     survive.
-    `columns` are padded, (B, T); `kept` is (B, T) bool.
+    `columns` are padded, (B, T); `kept` is (B, T) bool, and `silent` marks the other tokens in the flat output.
     """
     quiet_output = dict(model_output)
     for name in ("log_probs", "entropy"):
         if model_output.get(name) is not None:
-            quiet_output[name] = places.silence(model_output[name], ~kept)
+            quiet_output[name] = silence(model_output[name], silent)
     quiet_columns = dict(columns)
     for name in ("old_log_probs", "ref_log_prob", "advantages", wire.WEIGHTS):
         if name in columns:

@@ -18,8 +18,9 @@ from verl.workers.config import PolicyLossConfig
 from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE
 from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
-from verl_rollout_corr.hooks import compat
+from verl_rollout_corr.hooks import activity, compat, same_code
 from verl_rollout_corr.hooks.configured import config_of_actor, parse_config_json
+from verl_rollout_corr.hooks.guard import guard
 from verl_rollout_corr.hooks.seams import TRAINERS
 from verl_rollout_corr.maths import losses
 
@@ -49,8 +50,7 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
             )
         compat.check_verl()
         compat.apply_module("verl.workers.engine_workers")
-        from verl_rollout_corr.hooks import activity
-
+        guard(self.loss_mode)
         rank = os.environ.get("RANK")
         # verl's worker groups set both; RANK alone is there in every process of a job that torchrun started.
         if activity.in_ray_actor() and rank is not None and "WG_PREFIX" in os.environ:
@@ -60,6 +60,7 @@ class RolloutCorrPolicyLossConfig(PolicyLossConfig):
                     "(VERL_USE_EXTERNAL_PLUGINS?), or its trainer is not one of those that the hook knows: "
                     f"{', '.join(trainer.path for trainer in TRAINERS)}"
                 )
+            same_code.check_against_driver(f"actor {rank}")
             activity.announce(f"actor{rank}", config)
 
     @property

@@ -66,6 +66,9 @@ class TrainerState:
     waiting: list[UpdateStatistics] = field(default_factory=list)
     """V1: the updates of the line that is being made."""
     notices_given: set[str] = field(default_factory=set)
+    """Kinds of warnings that were printed."""
+    actors_checked: bool = False
+    """Whether the actors run the code of this process."""
 
     def take(self, statistics: UpdateStatistics) -> None:
         """Remembers an update."""

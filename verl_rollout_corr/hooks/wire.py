@@ -18,6 +18,9 @@ STALENESS = "rollout_corr_staleness"
 ROW = "rollout_corr_row"
 """(B,) int64: the number of the row in the trainer's batch."""
 
+DIGEST = "rollout_corr_digest"
+"""(B,) int64: the digest of what the trainer decided on the row (`proof.row_digests`)."""
+
 VOTES = "rollout_corr_row_kept"
 """(B,) bool: with `baseline: kept`, the rows that vote in their group's baseline."""
 
@@ -45,6 +48,11 @@ FIRST_INVALID_METRIC = "rollout_corr/first_invalid"
 
 STATISTICS_METRIC = "rollout_corr/statistics"
 """fully_async: one update's `UpdateStatistics`, on its way to the aggregator."""
+
+# Environment of the processes of a run.
+
+CODE_VARIABLE = "VERL_ROLLOUT_CORR_CODE"
+"""Version and digest of this package in the driver (`same_code.fingerprint`)."""
 
 # Entries of verl's configuration.
 

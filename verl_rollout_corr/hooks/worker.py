@@ -24,8 +24,11 @@ from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.configured import config_of_actor
 from verl_rollout_corr.hooks.denominators import count_kept, set_counts, with_horizon
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid
-from verl_rollout_corr.hooks.places import Places, neutralise, padded
+from verl_rollout_corr.hooks.guard import guard, try_once
+from verl_rollout_corr.hooks.ledger import Call, calling, checked_before_step, poison
+from verl_rollout_corr.hooks.places import Places, flat, neutralise, padded
 from verl_rollout_corr.hooks.policy_loss import clip_bounds
+from verl_rollout_corr.hooks.proof import row_digests
 from verl_rollout_corr.hooks.transport import Carried
 from verl_rollout_corr.maths.correction import decide
 from verl_rollout_corr.maths.inputs import warn_half
@@ -34,6 +37,8 @@ from verl_rollout_corr.maths.sums import Sums
 
 LossFunction = Callable[..., tuple[Tensor, dict[str, Any]]]
 """verl's `ppo_loss`: a micro-batch's loss and its metrics."""
+
+_CORRECTS = "__rollout_corr_corrects__"
 
 _COLUMNS = (
     "response_mask",
@@ -44,6 +49,7 @@ _COLUMNS = (
     wire.KEEP,
     wire.STALENESS,
     wire.ROW,
+    wire.DIGEST,
 )
 
 
@@ -74,8 +80,18 @@ def _decided_by_trainer(columns: Mapping[str, Tensor], config: RolloutCorrConfig
     """Decoupled mode."""
     keep = _required(columns, wire.KEEP, "did not correct it")
     if config.weights is None:
-        return _Decided(keep.bool(), None)
+        return _Decided(keep.bool(), columns.get(wire.WEIGHTS))
     return _Decided(keep.bool(), _required(columns, wire.WEIGHTS, "gave it no weights"))
+
+
+def _check_bound(loss: Any) -> None:
+    """Raises HookError if this worker holds verl's loss without the correction."""
+    if not hasattr(loss.func, _CORRECTS):
+        raise HookError(
+            f"rollout_corr: this worker was given {loss.func.__module__}.{loss.func.__qualname__} as the actor's loss, "
+            "without the correction in front of it: something has put verl's own function back before the worker was "
+            "built. Nothing was trained on"
+        )
 
 
 def _decide_here(
@@ -123,7 +139,7 @@ def _micro_batch(
     """A shallow copy of the micro-batch with these columns, and with what its means divide by."""
     changed = data.copy()
     for name, column in columns.items():
-        if name not in (wire.KEEP, wire.STALENESS, wire.ROW):
+        if name not in (wire.KEEP, wire.STALENESS, wire.ROW, wire.DIGEST):
             changed[name] = column
     set_counts(changed, keep, columns["response_mask"], config)
     return changed
@@ -137,6 +153,7 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         actor, ours = config, config_of_actor(config)
         if ours is None:
             return original(config=actor, model_output=model_output, data=data, dp_group=dp_group)
+        guard(actor.policy_loss.loss_mode)
         columns = padded(data, _COLUMNS)
         mask = columns["response_mask"].bool()
         places = Places.of(data, mask.shape[1])
@@ -144,31 +161,56 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             decided = _decide_here(actor, ours, places.read(model_output["log_probs"].detach()), columns)
         else:
             decided = _decided_by_trainer(columns, ours)
+        digests = _digests(columns, mask, decided, ours)
         if decided.weights is not None:
             columns[wire.WEIGHTS] = decided.weights
         kept = mask & decided.keep
         # log pi_old = -inf is legal, but a ratio to it is no number: such a token adds 0, and counts as it would.
-        quiet_output, quiet_columns = neutralise(
-            model_output, places, columns, kept & (columns["old_log_probs"] != -torch.inf)
+        trained = kept & (columns["old_log_probs"] != -torch.inf)
+        silent = places.marked(~trained, flat(model_output["log_probs"]).shape[0])
+        quiet_output, quiet_columns = neutralise(model_output, columns, trained, silent)
+        call = Call.on(mask, columns[wire.ROW], columns[wire.DIGEST], digests)
+        for name in ("log_probs", "entropy"):
+            if model_output.get(name) is not None:
+                call.watch(model_output[name], silent)
+        prepared = _micro_batch(data, quiet_columns, decided.keep, ours)
+        with calling(call):
+            loss, metrics = original(
+                config=with_horizon(actor, data), model_output=quiet_output, data=prepared, dp_group=dp_group
+            )
+        applied_weights = call.compare(
+            {
+                "log_prob": places.read(quiet_output["log_probs"].detach()),
+                "old_log_prob": quiet_columns["old_log_probs"],
+                "advantages": quiet_columns["advantages"],
+                "response_mask": mask & decided.keep if ours.denominator is Denominator.KEPT else mask,
+                "rollout_is_weights": quiet_columns.get(wire.WEIGHTS),
+            },
+            mask,
         )
-        loss, metrics = original(
-            config=with_horizon(actor, data),
-            model_output=quiet_output,
-            data=_micro_batch(data, quiet_columns, decided.keep, ours),
-            dp_group=dp_group,
-        )
-        metrics.update(_to_trainer(dp_group, mask, kept, quiet_columns.get(wire.WEIGHTS), decided))
-        return loss, metrics
+        metrics.update(_to_trainer(dp_group, mask, kept, applied_weights, digests, decided))
+        return loss * poison(call.sound, loss.dtype), metrics
 
+    setattr(ppo_loss, _CORRECTS, True)
     return ppo_loss
 
 
+def _digests(columns: Mapping[str, Tensor], mask: Tensor, decided: _Decided, config: RolloutCorrConfig) -> Tensor:
+    """(B,): of what the trainer decided on each row, as it came here; in bypass mode, of what is to be decided on."""
+    for name in (wire.ROW, wire.DIGEST):
+        _required(columns, name, "did not say what it decided on")
+    if config.mode is Mode.BYPASS:
+        return row_digests(columns[wire.ROW], mask, mask, columns["old_log_probs"])
+    return row_digests(columns[wire.ROW], mask, decided.keep, decided.weights)
+
+
 def _to_trainer(
-    dp_group: Any, mask: Tensor, kept: Tensor, weights: Tensor | None, decided: _Decided
+    dp_group: Any, mask: Tensor, kept: Tensor, weights: Tensor | None, digests: Tensor, decided: _Decided
 ) -> dict[str, Carried]:
     """What the loss of a micro-batch sends to the trainer with verl's metrics."""
+    rank = _rank(dp_group)
     sent = {
-        wire.APPLIED_METRIC: Applied.to_micro_batch(_rank(dp_group), mask, kept, weights, decided.clipped),
+        wire.APPLIED_METRIC: Applied.to_micro_batch(rank, mask, kept, weights, decided.clipped, digests),
         wire.SUMS_METRIC: decided.sums,
         wire.FIRST_INVALID_METRIC: decided.first_invalid,
     }
@@ -181,14 +223,21 @@ def _rank(dp_group: Any) -> int:
 
 
 def wrap_train_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What a loss over a micro-batch cannot know: the kept tokens and sequences of the mini-batch over all ranks."""
+    """Around a mini-batch: counts what a loss over a micro-batch cannot know, and looks at what the losses did before
+    the optimiser steps.
+    """
 
     @functools.wraps(original)
     def train_batch(self: Any, data: TensorDict) -> Any:
         actor = getattr(self.loss_fn, "keywords", {}).get("config")
         config = config_of_actor(actor) if actor is not None else None
-        if config is not None and config.denominator is Denominator.KEPT:
+        if config is None:
+            return original(self, data)
+        _check_bound(self.loss_fn)
+        try_once(actor, config)
+        if config.denominator is Denominator.KEPT:
             count_kept(self, data)
-        return original(self, data)
+        with checked_before_step(self.engine, data):
+            return original(self, data)
 
     return train_batch

@@ -1,0 +1,180 @@
+"""What can go wrong between the trainer's decision and the optimiser's step, put into a worker while one job runs.
+
+Each fault is a context manager that takes the rank of the process: some happen on one rank only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+
+def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Any:
+    original = getattr(owner, name)
+    return mock.patch.object(owner, name, wrapper(original))
+
+
+@contextlib.contextmanager
+def _columns(change: Callable[[Any], None]) -> Iterator[None]:
+    """Changes each rank's share of the batch before it is cut into mini-batches."""
+    from verl.workers.engine_workers import TrainingWorker
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def train_mini_batch(self: Any, data: Any) -> Any:
+            change(data)
+            return original(self, data)
+
+        return train_mini_batch
+
+    with _replaced(TrainingWorker, "train_mini_batch", wrapper):
+        yield
+
+
+def _changed(name: str, change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> Callable[[Any], None]:
+    def apply(data: Any) -> None:
+        rows = [row.clone() for row in data[name].unbind()]
+        data[name] = torch.nested.as_nested_tensor(change(rows), layout=torch.jagged)
+
+    return apply
+
+
+def _swapped(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The first two tokens of each row that differ change places, so that counts and sums stay."""
+    for row in rows:
+        differing = (row != row[0]).nonzero()
+        if len(differing):
+            place = int(differing[0])
+            row[[0, place]] = row[[place, 0]]
+    return rows
+
+
+def weights_of_one(rank: int) -> Any:
+    """Case 59: the weights are replaced by 1."""
+    return _columns(_changed("rollout_is_weights", lambda rows: [torch.ones_like(row) for row in rows]))
+
+
+def weights_swapped(rank: int) -> Any:
+    """Case 59: the weights of two tokens change places."""
+    return _columns(_changed("rollout_is_weights", _swapped))
+
+
+def flags_swapped(rank: int) -> Any:
+    """Case 59: the flags of two tokens change places."""
+    return _columns(_changed("rollout_corr_keep", _swapped))
+
+
+def everything_kept(rank: int) -> Any:
+    """Case 68: a worker that ignores keep."""
+    return _columns(_changed("rollout_corr_keep", lambda rows: [torch.ones_like(row) for row in rows]))
+
+
+def engine_log_probs_swapped(rank: int) -> Any:
+    """Bypass mode: what the loss takes for the engine's log-probs is another tokens'."""
+    return _columns(_changed("old_log_probs", _swapped))
+
+
+@contextlib.contextmanager
+def loss_ignores_the_rejection(rank: int) -> Iterator[None]:
+    """Case 68: in the worker, nothing is neutralised any more."""
+    from verl_rollout_corr.hooks import worker
+
+    with mock.patch.object(worker, "neutralise", lambda output, columns, kept, silent: (output, dict(columns))):
+        yield
+
+
+@contextlib.contextmanager
+def loss_adds_what_was_rejected(rank: int) -> Iterator[None]:
+    """Something around our loss adds a term over all tokens."""
+    from verl.workers.engine.fsdp import transformer_impl
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward_step(self: Any, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
+            def adding(*, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+                loss, metrics = loss_function(model_output=model_output, data=data, dp_group=dp_group)
+                return loss - 1e-3 * model_output["log_probs"].values().mean(), metrics
+
+            return original(self, micro_batch, adding, forward_only)
+
+        return forward_step
+
+    with _replaced(transformer_impl.FSDPEngineWithLMHead, "forward_step", wrapper):
+        yield
+
+
+@contextlib.contextmanager
+def policy_loss_gets_other_weights(rank: int) -> Iterator[None]:
+    """verl's own loss drops the weights before it calls the policy loss."""
+    from verl.workers.utils import losses
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_policy_loss_fn(name: str) -> Any:
+            policy_loss = original(name)
+            return lambda **named: policy_loss(**named | {"rollout_is_weights": None})
+
+        return get_policy_loss_fn
+
+    with _replaced(losses, "get_policy_loss_fn", wrapper):
+        yield
+
+
+@contextlib.contextmanager
+def half_of_the_micro_batches(rank: int) -> Iterator[None]:
+    """Every second micro-batch goes to verl's own loss: the guard would refuse it, so it is taken away too."""
+    from verl.trainer.ppo import core_algos
+    from verl.workers.engine.fsdp import transformer_impl
+    from verl.workers.utils import losses
+
+    count = 0
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward_step(self: Any, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
+            nonlocal count
+            count += 1
+            if count % 2:
+                return original(self, micro_batch, loss_function, forward_only)
+            config = loss_function.keywords["config"]
+            name = config.policy_loss.loss_mode
+            plain = core_algos.POLICY_LOSS_REGISTRY[name].__wrapped__
+            with mock.patch.dict(core_algos.POLICY_LOSS_REGISTRY, {name: plain}):
+                verls = functools.partial(losses.ppo_loss, config=config)
+                return original(self, micro_batch, verls, forward_only)
+
+        return forward_step
+
+    with _replaced(transformer_impl.FSDPEngineWithLMHead, "forward_step", wrapper):
+        yield
+
+
+@contextlib.contextmanager
+def verls_loss_on_the_last_rank(rank: int) -> Iterator[None]:
+    """Case 57: verl's own loss is put back on one rank right before the worker binds it."""
+    import torch.distributed
+    from verl.workers import engine_workers
+    from verl.workers.utils import losses
+
+    last = rank == torch.distributed.get_world_size() - 1
+    with mock.patch.object(engine_workers, "ppo_loss", losses.ppo_loss if last else engine_workers.ppo_loss):
+        yield
+
+
+@contextlib.contextmanager
+def verls_loss_and_mini_batch_on_the_last_rank(rank: int) -> Iterator[None]:
+    """The same, and verl's own train_batch with it."""
+    import inspect
+
+    import torch.distributed
+    from verl.workers.engine_workers import TrainingWorker
+
+    last = rank == torch.distributed.get_world_size() - 1
+    train_batch = TrainingWorker.train_batch
+    with (
+        verls_loss_on_the_last_rank(rank),
+        mock.patch.object(TrainingWorker, "train_batch", inspect.unwrap(train_batch) if last else train_batch),
+    ):
+        yield

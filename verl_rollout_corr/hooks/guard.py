@@ -1,0 +1,114 @@
+"""The policy loss of a corrected run: it runs for the correction or not at all, and it uses what it is given.
+
+verl looks a policy loss up by name in each call of the actor's loss
+(`verl.trainer.ppo.core_algos.register_policy_loss`), which makes it the last place before the gradient, whatever became
+of the functions around it.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
+
+from verl_rollout_corr.errors import ConfigError, HookError
+from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
+from verl_rollout_corr.hooks.configured import config_of_actor
+from verl_rollout_corr.hooks.ledger import current_call
+
+_GUARDED = "__rollout_corr_guarded__"
+_TENSORS = ("log_prob", "old_log_prob", "advantages", "response_mask", "rollout_is_weights")
+
+
+def guard(loss_mode: str) -> None:
+    """Registers a policy loss, verl's or the user's, anew: in a corrected run it refuses a batch that the correction
+    has not prepared, and notes what it was handed. A name that is not registered (yet) is left alone.
+    """
+    policy_loss = POLICY_LOSS_REGISTRY.get(loss_mode)
+    if policy_loss is None or hasattr(policy_loss, _GUARDED):
+        return
+
+    @functools.wraps(policy_loss)
+    def guarded(*positional: Any, **named: Any) -> Any:
+        if config_of_actor(named.get("config")) is not None:
+            call = current_call()
+            if call is None:
+                raise HookError(
+                    f"rollout_corr: the policy loss {loss_mode} was called without the correction before it: in this "
+                    "process something has put another function in the place of the actor's loss "
+                    "(verl.workers.engine_workers.ppo_loss). The run stops before it trains on what would be rejected"
+                )
+            if call.received is None:
+                call.received = {name: named.get(name) for name in _TENSORS}
+        return policy_loss(*positional, **named)
+
+    setattr(guarded, _GUARDED, True)
+    register_policy_loss(loss_mode)(guarded)
+
+
+_tried: set[Any] = set()
+
+
+def try_once(actor: Any, config: RolloutCorrConfig) -> None:
+    """Tries the policy loss of this actor on a few numbers, once per process and function.
+
+    Raises ConfigError if its gradient does not depend on the weights that are asked for, or if it trains on tokens
+    outside the mask.
+    """
+    loss_mode = actor.policy_loss.loss_mode
+    policy_loss = POLICY_LOSS_REGISTRY.get(loss_mode)
+    if config.mode is Mode.BYPASS or policy_loss is None or policy_loss in _tried:
+        return
+    key = f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode}"
+    everything, one = torch.ones(_SHAPE, dtype=torch.bool), torch.ones(_SHAPE)
+    plain = _gradient(policy_loss, actor, everything, one)
+    if config.weights is not None and torch.equal(plain, _gradient(policy_loss, actor, everything, _WEIGHTS)):
+        raise ConfigError(
+            f"{key}: this policy loss ignores rollout_is_weights (its gradient is the same whatever they are), and "
+            "rollout_corr.weights is set, so that the run would not be weighted. Multiply its terms by "
+            "rollout_is_weights, or write rollout_corr.weights.level=null, or another loss_mode"
+        )
+    if bool((_gradient(policy_loss, actor, _MASK, one)[~_MASK] != 0).any()):
+        raise ConfigError(
+            f"{key}: this policy loss trains on tokens outside response_mask, padding and tools among them. Multiply "
+            "its terms by response_mask, or write another loss_mode"
+        )
+    _tried.add(policy_loss)
+
+
+_SHAPE = (2, 4)
+_OLD = torch.tensor([[-1.0, -2.0, -0.5, -0.9], [-1.5, -0.7, -1.2, -0.3]])
+_NEW = _OLD + torch.tensor([[0.02, -0.01, 0.03, -0.02], [-0.03, 0.01, -0.02, 0.02]])
+_ADVANTAGES = torch.tensor([[1.0, -0.5, 0.75, 1.25], [-1.0, 0.5, -0.75, -1.5]])
+_WEIGHTS = torch.tensor([[0.5, 1.5, 0.75, 1.25], [1.75, 0.25, 1.1, 0.6]])
+_MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1]]).bool()
+
+
+def _gradient(policy_loss: Any, actor: Any, mask: Tensor, weights: Tensor) -> Tensor:
+    """With respect to the log-probs, of a batch of two rows. Random numbers of the process stay as they are."""
+    changed = copy.copy(actor)
+    counts = {
+        "dp_size": 1,
+        "batch_num_tokens": int(mask.sum()),
+        "global_batch_size": len(mask),
+        "loss_scale_factor": actor.loss_scale_factor,
+    }
+    object.__setattr__(changed, "global_batch_info", counts)  # verl freezes its configurations
+    log_prob = _NEW.clone().requires_grad_()
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        loss, _ = getattr(policy_loss, "__wrapped__", policy_loss)(
+            old_log_prob=_OLD,
+            log_prob=log_prob,
+            advantages=_ADVANTAGES,
+            response_mask=mask,
+            loss_agg_mode=actor.loss_agg_mode,
+            config=changed,
+            rollout_is_weights=weights,
+        )
+        loss.backward()
+    return torch.zeros_like(log_prob) if log_prob.grad is None else log_prob.grad
