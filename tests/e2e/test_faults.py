@@ -1,5 +1,5 @@
 """Cases 57 to 59 in real runs: a worker that does not do what the trainer decided ends the run, before its optimiser
-steps on it. What tests/hooks/test_faults.py finds in the worker alone, here with all that is between it and the trainer.
+steps on it. tests/hooks/test_faults.py has more of them, in the worker alone; here is all that is between the two.
 """
 
 from __future__ import annotations

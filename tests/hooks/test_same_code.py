@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import verl_rollout_corr
 from hooks import trainers
@@ -53,11 +54,12 @@ def test_the_version_is_part_of_it(copied: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_driver_tells_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked, "check_switched_on", lambda config, overrides: None)
-    monkeypatch.setattr(asked.resolver, "is_switched_on", lambda config: config == "corrected")
+    monkeypatch.setattr(asked, "check_asked", lambda config: config.corrected)
     environment = asked.wrap_runtime_env(lambda config=None: {"env_vars": {"A": "b"}})
-    assert environment("corrected") == {"env_vars": {"A": "b", wire.CODE_VARIABLE: same_code.fingerprint()}}
-    assert environment("plain") == environment() == {"env_vars": {"A": "b"}}
+    assert environment(OmegaConf.create({"corrected": True})) == {
+        "env_vars": {"A": "b", wire.CODE_VARIABLE: same_code.fingerprint()}
+    }
+    assert environment(OmegaConf.create({"corrected": False})) == environment() == {"env_vars": {"A": "b"}}
 
 
 def test_a_process_compares_itself_with_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
