@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +47,8 @@ def update(
     for row, rank in enumerate(ranks or (0,) * len(gap)):
         one = slice(row, row + 1)
         cut = None if beyond is None else beyond[one]
-        applied = applied + Applied.to_micro_batch(rank, marks[one].bool(), result.keep[one].bool(), None, cut)
+        weights = None if result.weights is None else result.weights[one]
+        applied = applied + Applied.to_micro_batch(rank, marks[one].bool(), result.keep[one].bool(), weights, cut)
     share = applied.clipped / applied.kept if applied.kept else 0.0
     values = result.metrics | {"rollout_corr/applied_clipped_fraction": share}
     return notices.Line(config or sampling(), spec, applied, values, **more)
@@ -175,3 +177,33 @@ def test_case_42_sibling_rejected_rows_spend_no_clip(capsys: pytest.CaptureFixtu
     spec = load_preset("bypass_ppo_clip_k3_rs")
     lines = said(update([[2.0, 2.0], [0.0, 0.0], [0.0, 0.0]], spec), capsys)
     assert not any("clip" in line for line in lines)
+
+
+def test_case_48_one_log_prob_for_every_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """With `invalid: reject` the run goes on, and the rows are corrected as they are."""
+    spec = load_preset("metrics_only", ["rollout_corr.invalid=reject"])
+    gap = [[-0.01 * place for place in range(8)], [0.0] * 8]
+    lines = said(update(gap, spec, rollout=[[-1.0] * 8, [-1.0 - 0.1 * place for place in range(8)]]), capsys)
+    assert ["50.00% of the rows of a batch have one log-prob" in line for line in lines] == [True]
+
+
+@pytest.mark.parametrize(
+    ("preset", "gap", "words"),
+    [("seq_is", -0.2, "level=seq_mean"), ("token_is", -3.5, "far less probability"), ("seq_is", -0.1, None)],
+)
+def test_case_51_weights_that_silence_the_update(
+    preset: str, gap: float, words: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A product over 20 tokens is e^-4 = .018 or e^-2 = .14; one token's is e^-3.5 = .03."""
+    lines = said(update([[gap] * 20], load_preset(preset)), capsys)
+    assert len(lines) == (words is not None)
+    if words is not None:
+        assert "of the kept tokens are 0.0" in lines[0] and words in lines[0] and "applied_weight" in lines[0]
+
+
+@pytest.mark.parametrize(("k3", "warned"), [(0.51, True), (0.5, False), (None, False)])
+def test_case_67_two_sides_that_do_not_describe_the_same_tokens(
+    k3: float | None, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = said(dataclasses.replace(update([[0.0, 0.0]]), fresh_k3=k3), capsys)
+    assert ["k3 per token is 0.51 for samples" in line for line in lines] == [True] * warned

@@ -19,7 +19,7 @@ from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import activity, compat, same_code, wire
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.hooks.entrance import check_lengths, missing_rollout_log_probs, row_lengths
+from verl_rollout_corr.hooks.entrance import check_not_constant, rollout_log_probs_of
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid
 from verl_rollout_corr.hooks.proof import row_digests, total
 from verl_rollout_corr.hooks.seams import Trainer
@@ -59,12 +59,7 @@ class TrainerBatch:
         """The engine's log mu. Raises InputError for a row with too few or too many, MissingRolloutLogProbsError if
         there are none.
         """
-        found = self.columns.get("rollout_log_probs")
-        if found is None:
-            raise missing_rollout_log_probs()
-        if found.is_nested:
-            check_lengths(row_lengths(found), row_lengths(self.response_mask))
-        return found
+        return rollout_log_probs_of(self.columns)
 
 
 class Adapter(Protocol):
@@ -143,6 +138,7 @@ def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor) -
         group_ids=batch.group_ids,
         staleness=lags,
     )
+    check_not_constant(result.sums, config)
     digests = row_digests(rows, batch.response_mask, result.keep, result.weights)
     columns = {wire.KEEP: result.keep, wire.ROW: rows, wire.DIGEST: digests}
     if result.weights is not None:
@@ -239,6 +235,7 @@ def conclude(
     if sums is None:
         raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
     sums = sums.to("cpu")
+    check_not_constant(sums, config)
     if workers.first_invalid is not None and workers.first_invalid.found:
         fraction = finalize(sums)[PREFIX + "invalid_seq_fraction"]
         raise InputError(

@@ -15,6 +15,7 @@ from torch import Tensor
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.hooks import driver
 from verl_rollout_corr.hooks.configured import config_of_run
+from verl_rollout_corr.hooks.entrance import rollout_log_probs_of
 from verl_rollout_corr.hooks.updates import joined, state_of
 
 _FIELDS = ["uid", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
@@ -84,6 +85,23 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
         original(self, config)
 
     return __init__
+
+
+def wrap_compute_old_log_prob(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The first that the trainer does with the engine's log-probs: they are there, and as many as the tokens. verl pads
+    them for metrics of its own, and knows no batch without them.
+    """
+
+    @functools.wraps(original)
+    def _compute_old_log_prob(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        if config_of_run(self.config) is not None:
+            fields = ["response_mask", "rollout_log_probs"]
+            rollout_log_probs_of(
+                tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+            )
+        return original(self, batch, metrics)
+
+    return _compute_old_log_prob
 
 
 def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:

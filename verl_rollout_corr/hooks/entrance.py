@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
+from verl_rollout_corr.grammar import Invalid, RolloutCorrConfig
+from verl_rollout_corr.hooks.configured import config_of_run
 from verl_rollout_corr.maths.scopes import row_offsets
+from verl_rollout_corr.maths.sum_table import CONSTANT_ROLLOUT, SEQS
+from verl_rollout_corr.maths.sums import Sums
 
 
 def missing_rollout_log_probs() -> MissingRolloutLogProbsError:
@@ -17,6 +23,19 @@ def missing_rollout_log_probs() -> MissingRolloutLogProbsError:
         "actor_rollout_ref.rollout.calculate_log_probs=true, and see that the agent loop passes the engine's log-probs "
         "on"
     )
+
+
+def rollout_log_probs_of(columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The engine's log-probs among the columns of a batch, padded or jagged.
+
+    Raises MissingRolloutLogProbsError if there are none, InputError if a row has too few or too many of them.
+    """
+    found = columns.get("rollout_log_probs")
+    if found is None:
+        raise missing_rollout_log_probs()
+    if found.is_nested:
+        check_lengths(row_lengths(found), row_lengths(columns["response_mask"]))
+    return found
 
 
 def row_lengths(column: torch.Tensor) -> list[int]:
@@ -40,6 +59,23 @@ def check_lengths(log_probs: Sequence[int], tokens: Sequence[int]) -> None:
         raise length_error(f"row {row}", log_probs[row], tokens[row], f" ({len(wrong)} such rows)")
 
 
+def check_not_constant(sums: Sums, config: RolloutCorrConfig) -> None:
+    """Raises InputError, with `invalid: error`, if the engine gave one log-prob to all tokens of a row of 8 or more to
+    which the trainer gives different ones: a value that stands for "no log-prob".
+    """
+    if config.invalid is not Invalid.ERROR:
+        return
+    host = sums.to_host()
+    constant, rows = int(host.value(CONSTANT_ROLLOUT)), int(host.value(SEQS))
+    if constant:
+        raise InputError(
+            f"rollout_corr: {constant} of {rows} rows of a batch have one log-prob of the engine for all of their "
+            "tokens, where the trainer's differ: engines write a constant, such as 0.0, where they have none "
+            "(speculative decoding, a mask that lies on padding). Fix the source, or set rollout_corr.invalid=reject "
+            "to be warned only"
+        )
+
+
 def length_error(where: str, found: int, expected: int, more: str = "") -> InputError:
     """The error for a row with one log-prob too few or too many."""
     return InputError(
@@ -47,3 +83,21 @@ def length_error(where: str, found: int, expected: int, more: str = "") -> Input
         "response tokens one by one, a tool's tokens included (0.0 there): see that the agent loop appends both lists "
         "together"
     )
+
+
+def wrap_agent_loop(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What RayPPOTrainer and its descendants make of an agent loop's sample: its lists are compared before they are
+    padded, after which what is missing cannot be told from a probability of 1.
+    """
+
+    @functools.wraps(original)
+    async def _agent_loop_postprocess(self: Any, output: Any, validate: bool, **kwargs: Any) -> Any:
+        if not validate and config_of_run(self.config) is not None:
+            if output.response_logprobs is None:
+                raise missing_rollout_log_probs()
+            found, expected = len(output.response_logprobs), len(output.response_ids)
+            if found != expected:
+                raise length_error(f"a sample of prompt {kwargs.get('index', 'unknown')}", found, expected)
+        return await original(self, output, validate, **kwargs)
+
+    return _agent_loop_postprocess

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_rollout_corr.grammar import Baseline, Denominator, RolloutCorrConfig
+from verl_rollout_corr.grammar import Baseline, Denominator, Level, RolloutCorrConfig
 from verl_rollout_corr.hooks.advantages import GROUPED_ESTIMATORS
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.maths.metrics import PREFIX
@@ -17,8 +17,8 @@ from verl_rollout_corr.maths.metrics import PREFIX
 @dataclass(frozen=True)
 class Line:
     """One line of the log, of one update or several: what `run` (verl's whole configuration) and `config` asked for,
-    what the loss was given, the metrics, the rows that verl added itself (`padding`), and the other rows without a
-    response token (`untrainable`).
+    what the loss was given, the metrics, the rows that verl added itself (`padding`), the other rows without a response
+    token (`untrainable`), and the mean k3 of the tokens sampled with the weights that are trained (`fresh_k3`).
     """
 
     run: Any
@@ -27,6 +27,7 @@ class Line:
     values: Mapping[str, float]
     padding: int = 0
     untrainable: int = 0
+    fresh_k3: float | None = None
 
     def value(self, name: str) -> float:
         """A metric, by its name without the prefix."""
@@ -104,6 +105,59 @@ def _truncates(rollout: Any) -> bool:
     return rollout.top_p < 1 or rollout.top_k > 0
 
 
+def _constant(line: Line) -> str | None:
+    """With `invalid: error` the run stops for it."""
+    fraction = line.value("constant_rollout_row_fraction")
+    if not fraction:
+        return None
+    return (
+        f"{fraction:.2%} of the rows of a batch have one log-prob of the engine for all of their tokens, where the "
+        "trainer's differ: a value that stands for no log-prob. They are corrected as if it were right "
+        "(rollout_corr/constant_rollout_row_fraction)"
+    )
+
+
+SILENT = 0.05
+"""The mean weight of the kept tokens below which it is said that the weights silence the update."""
+
+
+def _silenced(line: Line) -> str | None:
+    weights = line.config.weights
+    if weights is None or not line.applied.kept:
+        return None
+    mean = line.applied.weight_sum / line.applied.kept
+    if mean >= SILENT:
+        return None
+    product = weights.level in (Level.TURN_SUM, Level.SEQ_SUM, Level.PREFIX_SUM)
+    return (
+        f"the weights of the kept tokens are {mean:.2g} in the mean, so that the update is that much smaller than its "
+        "learning rate says. "
+        + (
+            f"rollout_corr.weights.level={weights.level} multiplies the ratios of many tokens, and a small difference "
+            "per token makes that vanish with the length: level=seq_mean (geo_is) or level=token (token_is) survives it"
+            if product
+            else "The trainer gives these tokens far less probability than the engine: compare "
+            "rollout_corr/abs_log_ratio_p50 with a run of fresh weights"
+        )
+        + " (rollout_corr/applied_weight)"
+    )
+
+
+STRANGERS = 0.5
+"""k3 per token at equal weights above which the two sides hardly describe the same tokens."""
+
+
+def _strangers(line: Line) -> str | None:
+    if line.fresh_k3 is None or line.fresh_k3 <= STRANGERS:
+        return None
+    return (
+        f"k3 per token is {line.fresh_k3:.3g} for samples of the weights that are trained, where numerics leave less "
+        "than 0.01: engine and trainer do not describe the same tokens. Look for log-probs that are shifted by a "
+        "token, another temperature or template, or weights that did not reach the engine "
+        "(rollout_corr/noise_floor_k3_kl)"
+    )
+
+
 CLIPPED = 0.2
 """The share of kept tokens that PPO's clip may silence before it is said."""
 
@@ -141,6 +195,9 @@ NOTICES: dict[str, Callable[[Line], str | None]] = {
     "untrainable": _untrainable,
     "invalid": _invalid,
     "exact_zeros": _exact_zeros,
+    "constant": _constant,
+    "silenced": _silenced,
+    "strangers": _strangers,
     "clip_spent": _clip_spent,
     "no_groups": _no_groups,
 }

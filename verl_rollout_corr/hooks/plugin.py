@@ -52,6 +52,18 @@ def _refuse_without_preset(module: ModuleType) -> None:
         logger.debug("rollout_corr: rollout_corr without a preset is not refused here: %s", error)
 
 
+def _check_samples(module: ModuleType) -> None:
+    """In the workers that run agent loops, whose configuration another process resolved."""
+    from verl_rollout_corr.hooks import compat
+
+    try:
+        compat.check_verl()
+        compat.apply_module(module.__name__)
+    except RolloutCorrError as error:
+        # In a corrected run the driver and the trainer refuse this verl.
+        logger.debug("rollout_corr: the samples of agent loops are not checked here: %s", error)
+
+
 def activate(config: RolloutCorrConfig) -> None:
     """Called whenever a preset is resolved in this process: applies every seam and says what is active. Raises
     HookError.
@@ -68,6 +80,7 @@ def load() -> None:
     """Switches the hook on in this process. A second call does nothing."""
     patching.when_imported(_SEPARATE_TRAINERS, _apply_to_separate_trainers)
     patching.when_imported("verl.trainer.constants_ppo", _refuse_without_preset)
+    patching.when_imported("verl.experimental.agent_loop.agent_loop", _check_samples)
     from verl_rollout_corr.configuration import resolver
 
     resolver.register(activate)

@@ -85,7 +85,15 @@ class TrainerState:
         """The metrics of one line of the log, from its joined updates; warns of what is the first of its kind."""
         values = statistics.metrics(self.engine_k3)
         notices.give(
-            notices.Line(run, config, statistics.applied, values, statistics.padding, statistics.untrainable),
+            notices.Line(
+                run,
+                config,
+                statistics.applied,
+                values,
+                padding=statistics.padding,
+                untrainable=statistics.untrainable,
+                fresh_k3=fresh_k3(statistics.sums),
+            ),
             self.notices_given,
         )
         return values
