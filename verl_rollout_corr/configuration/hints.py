@@ -1,118 +1,354 @@
-"""What people who come from verl or from a peer write, and what it is called here: for messages, not accepted."""
+"""What verl and the peers call our words, in one table: for messages, for translation and for the page that compares.
+
+Nothing here is accepted in place of our words. `ours` is what a message says: a key of the node, or the lines to write.
+"""
 
 from __future__ import annotations
 
-KEYS: dict[str, str] = {
-    "rollout_is": "weights.level",
-    "rollout_is_threshold": "weights.lower and weights.upper",
-    "rollout_is_batch_normalize": "weights.normalize: batch",
-    "rollout_rs": "reject: {<criterion>: {lower, upper}}",
-    "rollout_rs_threshold": "reject: {<criterion>: {lower, upper}}",
-    "rollout_rs_threshold_lower": "reject: {<criterion>: {lower, upper}}",
-    "rollout_token_veto_threshold": "reject: {seq_max_k1: {lower: 1e-4}}",
-    "bypass_mode": "mode: bypass",
-    "use_policy_gradient": "mode: bypass with loss: reinforce",
-    "loss_type": "loss",
-    "loss_mode": "loss in bypass mode, actor_rollout_ref.actor.policy_loss.loss_mode in decoupled mode",
-    "tis_imp_ratio_cap": "weights.upper",
-    "threshold": "upper",
-    "min": "lower",
-    "max": "upper",
-    "cap": "upper",
-    "veto": "reject: {seq_max_k1: {lower: 1e-4}}",
-    "lag": "reject: {lag: {upper: 4}}",
-    "max_staleness": "reject: {lag: {upper: 4}}",
-    "max_lag": "reject: {lag: {upper: 4}}",
-    "max_off_policy_steps": "reject: {lag: {upper: 8}}",
-    "max_weight_staleness": "reject: {lag: {upper: 4}}",
-    "max_head_offpolicyness": "reject: {lag: {upper: 4}}",
-    "staleness_threshold": "reject: {lag: {upper: 4}}",
-    "dppo_type": "reject: {token_tv: {upper: 0.2, when: outward}}",
-}
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+
+class Kind(Enum):
+    """Where of ours somebody writes a word of theirs."""
+
+    KEY = "key"
+    PRESET = "preset"
+    LEVEL = "level"
+    CRITERION = "criterion"
+    WORD = "word"
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One word of another framework: who says it, what it means there, what says it here, and what differs."""
+
+    peer: str
+    kind: Kind
+    theirs: str
+    ours: str
+    means: str = ""
+    differs: str = ""
+
+
+def _rows(peer: str, kind: Kind, *rows: tuple[str, ...]) -> tuple[Hint, ...]:
+    return tuple(Hint(peer, kind, *row) for row in rows)
+
+
+_VETO = "reject: {seq_max_k1: {lower: 1e-4}}"
+_GEO = "reject: {seq_mean_k1: {lower: 0.99, upper: 1.01}}"
+_TOKEN_BAND = "reject: {token_k1: {lower: 0.5, upper: 2}}"
+_OPSM = "reject: {seq_mean_k1: {lower: 0.6065, when: negative_advantage}}"
+_OPSM_MEANS = "drops a response of negative advantage whose mean of -l is above delta"
+_OPSM_DIFFERS = "our bound is on the ratio: lower is exp(-delta)"
+_LAG = "reject: {lag: {upper: 4}}"
+_LAG_MEANS = "the oldest weights that a response may come from"
+_LAG_DIFFERS = "they drop or wait for responses before training; lag rejects rows of the batch"
+_REJECT = "reject: {<criterion>: {lower, upper}}"
+_WITHOUT_WEIGHTS = "there it has no effect without use_tis; here criteria need no weights"
+
+HINTS: tuple[Hint, ...] = (
+    *_rows(
+        "verl",
+        Kind.KEY,
+        ("rollout_is", "weights.level", "the level of the weights"),
+        ("rollout_is_threshold", "weights.lower and weights.upper", "the cap, or lower_upper with weight 0 outside"),
+        ("rollout_is_batch_normalize", "weights.normalize: batch", "weights of mean 1", "ours never exceed upper"),
+        ("rollout_rs", _REJECT, "criteria", "its k1 is -log r, so that its bounds are those of 1/r"),
+        ("rollout_rs_threshold", _REJECT, "their bounds"),
+        ("rollout_rs_threshold_lower", _REJECT, "their lower bounds"),
+        ("rollout_token_veto_threshold", _VETO, "rejects a response with one token of a smaller ratio"),
+        ("bypass_mode", "mode: bypass", "two policies"),
+        ("use_policy_gradient", "mode: bypass with loss: reinforce", "the loss without a clip"),
+        ("loss_type", "loss", "the loss of bypass mode"),
+        (
+            "loss_mode",
+            "loss in bypass mode, actor_rollout_ref.actor.policy_loss.loss_mode in decoupled mode",
+            "the policy loss",
+        ),
+        ("tis_imp_ratio_cap", "weights.upper", "the cap of token weights, in old versions"),
+    ),
+    *_rows(
+        "TRL",
+        Kind.KEY,
+        ("vllm_importance_sampling_correction", "weights.level: token", "weights on or off"),
+        ("vllm_importance_sampling_mode", "weights.level and weights.outside", "level and what happens outside"),
+        ("vllm_importance_sampling_cap", "weights.upper", "the cap"),
+        ("vllm_importance_sampling_clip_max", "weights.upper", "the upper bound"),
+        ("vllm_importance_sampling_clip_min", "weights.lower", "the lower bound"),
+        ("off_policy_mask_threshold", _OPSM, _OPSM_MEANS, _OPSM_DIFFERS),
+    ),
+    *_rows(
+        "TRL",
+        Kind.PRESET,
+        ("token_truncate", "token_is", "token weights, cut at the cap", "their default cap is 3"),
+        ("token_mask", "token_icepop", "token weights, 0 outside", "theirs has no lower bound by default"),
+        ("sequence_truncate", "seq_is", "product weights, cut at the cap"),
+        ("sequence_mask", "seq_mis", "product weights, 0 above the cap", "a geometric mean in ms-swift"),
+    ),
+    *_rows(
+        "NeMo-RL",
+        Kind.KEY,
+        ("use_importance_sampling_correction", "weights.level: token", "weights on or off"),
+        ("truncated_importance_sampling_ratio", "weights.upper", "the cap; the band's upper end for seq-mask-tis"),
+        ("truncated_importance_sampling_ratio_min", "weights.lower", "the lower bound"),
+        ("truncated_importance_sampling_type", "weights.outside", "tis, icepop or seq-mask-tis"),
+        ("sequence_level_importance_ratios", "weights.level: seq_sum", "product weights"),
+        (
+            "seq_logprob_error_threshold",
+            "reject: {seq_mean_abs: {upper: 1}}",
+            "rejects a response whose mean of exp(|l|) is above it",
+            "the nearest: while l is small, upper is their threshold minus 1",
+        ),
+        ("force_on_policy_ratio", "mode: decoupled", "sets the PPO ratio to 1", "it is no correction"),
+    ),
+    *_rows(
+        "NeMo-RL",
+        Kind.PRESET,
+        ("seq-mask-tis", "seq_mask_tis", "a geometric band, and token weights without a cap"),
+    ),
+    *_rows(
+        "OpenRLHF",
+        Kind.KEY,
+        ("enable_vllm_is_correction", "weights.level: token", "weights on or off"),
+        ("vllm_is_truncated_threshold", "weights.lower and weights.upper", "both bounds, 0.5 and 5 by default"),
+        ("vllm_is_correction_type", "weights.outside", "tis, icepop or seq-mask-tis"),
+    ),
+    *_rows(
+        "SkyRL",
+        Kind.KEY,
+        ("use_tis", "weights.level: token", "weights on or off (slime and miles too)"),
+        ("tis_ratio_type", "weights.level", "token or sequence (a product)"),
+        ("token_tis_ratio_clip_high", "weights.upper", "the cap of token weights"),
+        ("sequence_tis_ratio_clip_high", "weights.upper", "the cap of product weights"),
+        ("sequence_mask_metric", _GEO, "product (seq_sum_k1) or geometric (seq_mean_k1)"),
+        ("geo_mask_high", f"{_GEO}, its upper", "the band of the geometric mean (prime-rl's too)"),
+        ("geo_mask_low", f"{_GEO}, its lower", "the band of the geometric mean (prime-rl's too)"),
+        ("product_mask_high", "reject: {seq_sum_k1: {lower: 0.5, upper: 2}}, its upper", "the band of the product"),
+        ("product_mask_low", "reject: {seq_sum_k1: {lower: 0.5, upper: 2}}, its lower", "the band of the product"),
+        ("token_mask_is_threshold_low", f"{_TOKEN_BAND}, its lower", "the band of a token's ratio"),
+        ("token_mask_is_threshold_high", f"{_TOKEN_BAND}, its upper", "the band of a token's ratio"),
+        ("outlier_token_is_threshold_low", _VETO, "rejects a response with one token below it"),
+        ("outlier_token_is_threshold_high", "reject: {seq_max_k1: {upper: 100}}", "the same, with one above it"),
+        ("dppo_type", "reject: {token_tv: {upper: 0.2, when: outward}}", "tv, or kl (token_bkl_mu, upper: 0.05)"),
+        ("max_staleness_steps", _LAG, _LAG_MEANS, _LAG_DIFFERS),
+    ),
+    *_rows(
+        "slime and miles",
+        Kind.KEY,
+        ("tis_clip", "weights.upper", "the cap of token weights"),
+        ("tis_clip_low", "weights.lower", "the lower bound of token weights"),
+        ("tis_level", "weights.level", "token, sequence (a product) or geometric"),
+        ("tis_mode", "weights.outside", "truncate (no lower bound), clip or mask"),
+        ("tis_upper_bound", "weights.upper", "the upper bound"),
+        ("tis_lower_bound", "weights.lower", "the lower bound", "theirs is 1/upper where it is not set"),
+        ("tis_batch_normalize", "weights.normalize: batch", "weights of mean 1", "theirs within one micro-batch"),
+        ("use_rs", _REJECT, "criteria on or off", _WITHOUT_WEIGHTS),
+        ("rs_level", _TOKEN_BAND, "token, sequence (seq_sum_k1) or geometric (seq_mean_k1)", _WITHOUT_WEIGHTS),
+        ("rs_upper_bound", f"{_TOKEN_BAND}, its upper", "the band's upper end"),
+        ("rs_lower_bound", f"{_TOKEN_BAND}, its lower", "the band's lower end"),
+        ("rs_veto_threshold", _VETO, "rejects a response with one token of a smaller ratio", _WITHOUT_WEIGHTS),
+        ("use_opsm", _OPSM, _OPSM_MEANS, _OPSM_DIFFERS),
+        ("opsm_delta", _OPSM, _OPSM_MEANS, _OPSM_DIFFERS),
+        ("use_rollout_logprobs", "mode: bypass", "two policies"),
+        ("max_weight_staleness", _LAG, _LAG_MEANS, _LAG_DIFFERS),
+    ),
+    *_rows(
+        "AReaL",
+        Kind.KEY,
+        ("behave_imp_weight_cap", "weights.upper with outside: mask", "weight 0 above it"),
+        ("use_decoupled_loss", "mode: decoupled", "three policies; false is mode: bypass"),
+        ("rejection_sampling", _REJECT, "level, action, metric, agg and bounds", "its k1 is log r, as ours"),
+        ("m2_threshold", "reject: {batch_mean_k2: {upper: 0.02}}", "M2PO's bound on the mean of l²", "ours is half"),
+        ("prox_logp_method", "mode: decoupled", "how the proximal policy is had", "ours is always a forward pass"),
+        ("max_head_offpolicyness", _LAG, _LAG_MEANS, _LAG_DIFFERS),
+    ),
+    *_rows(
+        "prime-rl",
+        Kind.KEY,
+        ("token_mask_low", f"{_TOKEN_BAND}, its lower", "the band of a token's ratio"),
+        ("token_mask_high", f"{_TOKEN_BAND}, its upper", "the band of a token's ratio"),
+        ("sequence_mask_low", _VETO, "rejects a response with one token below it"),
+        ("sequence_mask_high", "reject: {seq_max_k1: {upper: 100}}", "rejects a response with one token above it"),
+        ("sequence_clip_high", "weights.upper", "the cap of product weights"),
+        ("dppo_mask_low", "reject: {token_tv: {upper: 0.2, when: outward}}", "DPPO's bound for A < 0"),
+        ("dppo_mask_high", "reject: {token_tv: {upper: 0.2, when: outward}}", "DPPO's bound for A > 0"),
+        ("ipo_mask_low", "reject: {token_tv: {upper: 0.2}}", "IPO's bound, on either side"),
+        ("ipo_mask_high", "reject: {token_tv: {upper: 0.2}}", "IPO's bound, on either side"),
+        ("max_off_policy_steps", "reject: {lag: {upper: 8}}", _LAG_MEANS, _LAG_DIFFERS),
+    ),
+    *_rows(
+        "ROLL",
+        Kind.KEY,
+        ("weight_type", "weights.level", "token, segment (turn_mean), geometric or sequence"),
+    ),
+    *_rows(
+        "ms-swift",
+        Kind.KEY,
+        (
+            "rollout_importance_sampling_mode",
+            "weights.level and weights.outside",
+            "token or sequence, truncate or mask",
+            "its sequence is a geometric mean (seq_mean)",
+        ),
+        ("rollout_importance_sampling_threshold", "weights.upper", "the cap"),
+        ("off_policy_sequence_mask_delta", _OPSM, _OPSM_MEANS, _OPSM_DIFFERS),
+    ),
+    *_rows(
+        "Unsloth",
+        Kind.KEY,
+        ("unsloth_grpo_rollout_rs", _REJECT, "criteria, a copy of verl's", "its k1 bounds are those of 1/r"),
+        ("unsloth_grpo_rollout_rs_threshold", _REJECT, "their bounds", "its k1 bounds are those of 1/r"),
+        ("unsloth_grpo_vllm_is_clip", "weights.upper", "the cap"),
+    ),
+    *_rows(
+        "open-instruct",
+        Kind.KEY,
+        ("truncated_importance_sampling_ratio_cap", "weights.upper", "the cap of token weights; 0 is none"),
+        ("use_vllm_logprobs", "mode: bypass", "two policies"),
+        ("rho_mask_sequence_level", _GEO, "the bounds of rho for a response", "the weight is the geometric mean too"),
+    ),
+    *_rows(
+        "Cosmos-RL",
+        Kind.KEY,
+        ("behav_imp_weight_cap", "weights.upper with outside: mask", "weight 0 above it"),
+        ("off_policy_masking_delta", _OPSM, _OPSM_MEANS, _OPSM_DIFFERS),
+        ("aipo_rho", "mode: bypass, loss: reinforce, weights.upper", "AIPO's cap of the ratio to mu"),
+        ("use_rollout_logprobs_for_loss", "mode: bypass", "two policies"),
+    ),
+    *_rows(
+        "rllm, xtuner, Tunix and RLinf",
+        Kind.KEY,
+        ("tis_cap", "weights.upper", "the cap"),
+        ("rollout_is_level", "weights.level", "token, sequence or geometric"),
+        ("rollout_is_mode", "weights.outside", "truncate, mask or both"),
+        ("rollout_is_mask_threshold", _TOKEN_BAND, "the band", "xtuner writes (upper, lower)"),
+        ("rollout_is_veto_threshold", _VETO, "rejects a response with one token outside", "(upper, lower) there"),
+        ("sampler_is", "weights.level", "token"),
+        ("sampler_is_threshold", "weights.upper", "the cap"),
+        ("importance_sampling_clip", "weights.upper", "the cap, folded into the advantage there"),
+        ("behave_weight_threshold", "weights.upper with outside: mask", "weight 0 above it"),
+        ("staleness_threshold", _LAG, _LAG_MEANS, _LAG_DIFFERS),
+    ),
+    *_rows(
+        "anyone",
+        Kind.KEY,
+        ("threshold", "upper"),
+        ("min", "lower"),
+        ("max", "upper"),
+        ("cap", "upper"),
+        ("veto", _VETO),
+        ("lag", _LAG),
+        ("max_lag", _LAG),
+        ("max_staleness", _LAG),
+    ),
+    *_rows(
+        "verl",
+        Kind.PRESET,
+        ("decoupled_token_is", "token_is"),
+        ("decoupled_seq_is", "seq_is"),
+        ("decoupled_seq_is_rs", "seq_is_rs"),
+        ("decoupled_token_icepop", "token_icepop"),
+        ("decoupled_geo_rs", "geo_rs"),
+        ("decoupled_geo_rs_seq_tis", "geo_rs_seq_is"),
+        ("decoupled_geo_rs_token_tis", "geo_rs_token_is"),
+        ("decoupled_k3_rs", "k3_rs"),
+        ("decoupled_k3_rs_seq_tis", "k3_rs_seq_is"),
+        ("decoupled_k3_rs_token_tis", "k3_rs_token_is"),
+        ("bypass_pg_is", "bypass_reinforce"),
+        ("bypass_pg_token_icepop", "bypass_reinforce_token_icepop"),
+        ("bypass_pg_geo_rs", "bypass_reinforce_geo_rs"),
+        ("bypass_pg_geo_rs_seq_tis", "bypass_reinforce_geo_rs_seq_is"),
+        ("bypass_pg_geo_rs_token_tis", "bypass_reinforce_geo_rs_token_is"),
+        ("disabled", "metrics_only"),
+    ),
+    *_rows(
+        "anyone",
+        Kind.PRESET,
+        ("tis", "token_is"),
+        ("mis", "seq_mis"),
+        ("icepop", "token_icepop"),
+        ("dppo", "dppo_tv"),
+        ("dppo_binary_tv", "dppo_tv"),
+        ("dppo_binary_kl", "dppo_kl"),
+        ("flashreinforce", "flash_reinforce"),
+        ("segment_is", "turn_is"),
+    ),
+    *_rows(
+        "anyone",
+        Kind.LEVEL,
+        ("sequence", "seq_sum", "a product, but for ms-swift, AReaL and open-instruct (seq_mean)"),
+        ("seq", "seq_sum"),
+        ("geometric", "seq_mean"),
+        ("geo", "seq_mean"),
+        ("segment", "turn_sum"),
+        ("turn", "turn_sum"),
+        ("prefix", "prefix_sum"),
+        ("none", "null"),
+        ("off", "null"),
+    ),
+    *_rows(
+        "anyone",
+        Kind.CRITERION,
+        ("token", "token_k1"),
+        ("sequence", "seq_sum_k1"),
+        ("seq", "seq_sum_k1"),
+        ("geometric", "seq_mean_k1"),
+        ("geo", "seq_mean_k1"),
+        ("seq_geo_k1", "seq_mean_k1"),
+        ("group_k1", "seq_mean_k1"),
+        ("k1", "seq_mean_k1"),
+        ("k2", "seq_mean_k2"),
+        ("k3", "seq_mean_k3"),
+        ("token_veto", "seq_max_k1"),
+        ("veto", "seq_max_k1"),
+        ("rollout_is", "seq_sum_k1"),
+        ("rollout_rs", "seq_sum_k1"),
+        ("tv", "token_tv"),
+        ("binary_tv", "token_tv"),
+        ("bkl", "token_bkl"),
+        ("bkl_mu", "token_bkl_mu"),
+        ("binary_kl", "token_bkl_mu"),
+        ("staleness", "lag"),
+        ("max_staleness", "lag"),
+        ("seq_lag", "lag"),
+    ),
+    *_rows(
+        "anyone",
+        Kind.WORD,
+        ("clip", "truncate"),
+        ("clamp", "truncate"),
+        ("tis", "truncate"),
+        ("mis", "mask"),
+        ("icepop", "mask"),
+        ("ppo", "ppo_clip"),
+        ("vanilla", "ppo_clip"),
+        ("pg", "reinforce"),
+        ("policy_gradient", "reinforce"),
+        ("negative", "negative_advantage"),
+        ("positive", "positive_advantage"),
+        ("dppo", "outward"),
+        ("away", "outward"),
+        ("raise", "error"),
+        ("drop", "reject"),
+    ),
+)
+"""The table."""
+
+
+def _lookup(kind: Kind) -> Mapping[str, str]:
+    return MappingProxyType({hint.theirs: hint.ours for hint in HINTS if hint.kind is kind})
+
+
+KEYS = _lookup(Kind.KEY)
 """Keys of the node."""
-
-PRESETS: dict[str, str] = {
-    "decoupled_token_is": "token_is",
-    "decoupled_seq_is": "seq_is",
-    "decoupled_seq_is_rs": "seq_is_rs",
-    "decoupled_token_icepop": "token_icepop",
-    "decoupled_geo_rs": "geo_rs",
-    "decoupled_geo_rs_seq_tis": "geo_rs_seq_is",
-    "decoupled_geo_rs_token_tis": "geo_rs_token_is",
-    "decoupled_k3_rs": "k3_rs",
-    "decoupled_k3_rs_seq_tis": "k3_rs_seq_is",
-    "decoupled_k3_rs_token_tis": "k3_rs_token_is",
-    "bypass_pg_is": "bypass_reinforce",
-    "bypass_pg_token_icepop": "bypass_reinforce_token_icepop",
-    "bypass_pg_geo_rs": "bypass_reinforce_geo_rs",
-    "bypass_pg_geo_rs_seq_tis": "bypass_reinforce_geo_rs_seq_is",
-    "bypass_pg_geo_rs_token_tis": "bypass_reinforce_geo_rs_token_is",
-    "disabled": "metrics_only",
-    "tis": "token_is",
-    "mis": "seq_mis",
-    "icepop": "token_icepop",
-    "dppo": "dppo_tv",
-    "dppo_binary_tv": "dppo_tv",
-    "dppo_binary_kl": "dppo_kl",
-    "flashreinforce": "flash_reinforce",
-    "segment_is": "turn_is",
-}
+PRESETS = _lookup(Kind.PRESET)
 """Names of presets."""
-
-LEVELS: dict[str, str] = {
-    "sequence": "seq_sum",
-    "seq": "seq_sum",
-    "geometric": "seq_mean",
-    "geo": "seq_mean",
-    "segment": "turn_sum",
-    "turn": "turn_sum",
-    "prefix": "prefix_sum",
-    "none": "null",
-    "off": "null",
-}
+LEVELS = _lookup(Kind.LEVEL)
 """Words of `weights.level`."""
-
-CRITERIA: dict[str, str] = {
-    "token": "token_k1",
-    "sequence": "seq_sum_k1",
-    "seq": "seq_sum_k1",
-    "geometric": "seq_mean_k1",
-    "geo": "seq_mean_k1",
-    "seq_geo_k1": "seq_mean_k1",
-    "group_k1": "seq_mean_k1",
-    "k1": "seq_mean_k1",
-    "k2": "seq_mean_k2",
-    "k3": "seq_mean_k3",
-    "token_veto": "seq_max_k1",
-    "veto": "seq_max_k1",
-    "rollout_is": "seq_sum_k1",
-    "rollout_rs": "seq_sum_k1",
-    "tv": "token_tv",
-    "binary_tv": "token_tv",
-    "bkl": "token_bkl",
-    "bkl_mu": "token_bkl_mu",
-    "binary_kl": "token_bkl_mu",
-    "staleness": "lag",
-    "max_staleness": "lag",
-    "seq_lag": "lag",
-}
+CRITERIA = _lookup(Kind.CRITERION)
 """Names of criteria."""
-
-WORDS: dict[str, str] = {
-    "clip": "truncate",
-    "clamp": "truncate",
-    "tis": "truncate",
-    "mis": "mask",
-    "icepop": "mask",
-    "ppo": "ppo_clip",
-    "vanilla": "ppo_clip",
-    "pg": "reinforce",
-    "policy_gradient": "reinforce",
-    "negative": "negative_advantage",
-    "positive": "positive_advantage",
-    "dppo": "outward",
-    "away": "outward",
-    "raise": "error",
-    "drop": "reject",
-}
+WORDS = _lookup(Kind.WORD)
 """All other words."""

@@ -1,0 +1,60 @@
+"""The table of other people's words: each leads to a word that exists, and gets it in the message."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from verl_rollout_corr.configuration.hints import HINTS, Hint, Kind
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.configuration.presets import preset_names
+from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import CRITERION_NAMES, Level, Loss, Mode
+
+KEYS = [hint for hint in HINTS if hint.kind is Kind.KEY and hint.peer != "anyone"]
+
+
+@pytest.mark.parametrize("hint", KEYS, ids=lambda hint: hint.theirs)
+def test_a_peers_key_gets_ours(hint: Hint) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse({hint.theirs: 2})
+    assert f"Did you mean {hint.ours}?" in str(caught.value)
+    assert hint.means
+
+
+def test_a_word_has_one_meaning() -> None:
+    """Two rows for one word of a kind would hide one of them."""
+    words = [(hint.kind, hint.theirs) for hint in HINTS]
+    assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize("hint", HINTS, ids=lambda hint: f"{hint.kind.value}-{hint.theirs}")
+def test_what_it_leads_to_exists(hint: Hint) -> None:
+    for name in re.findall(r"\b(?:seq|token|turn|batch)_\w+", hint.ours):
+        assert name in {*CRITERION_NAMES, *Level, *preset_names()}
+    if hint.kind is Kind.LEVEL:
+        assert hint.ours in {*Level, "null"}
+    if hint.kind is Kind.PRESET:
+        assert hint.ours in preset_names()
+    if hint.kind is Kind.CRITERION:
+        assert hint.ours in CRITERION_NAMES
+    for key, words in (("mode", Mode), ("loss", Loss)):
+        assert all(word in {*words} for word in re.findall(rf"\b{key}: (\w+)", hint.ours))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vllm_importance_sampling_cap",
+        "seq_logprob_error_threshold",
+        "tis_ratio_type",
+        "geo_mask_high",
+        "behave_imp_weight_cap",
+        "use_tis",
+        "max_staleness",
+    ],
+)
+def test_case_54(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean (weights|reject)"):
+        parse({name: 2})
