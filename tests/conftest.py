@@ -36,3 +36,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if any(mark in chosen and f"not {mark}" not in chosen for mark in REAL_RUNS):
         return 0
     return min(os.cpu_count() or 1, MOST)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file stays in one process, with what it starts. Those whose tests talk to verl's own workers (tests/hooks) all
+    stay in the same one: the workers are started once.
+    """
+    with_workers = {item.path for item in items if "pools" in getattr(item, "fixturenames", ())}
+    for item in items:
+        group = "workers" if item.path in with_workers else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))

@@ -1,6 +1,6 @@
 """verl's own training worker in a process of its own: FSDP over gloo on a CPU, and the jobs that tests send it.
 
-Runs in spawned processes only: it imports verl for a CPU, applies seams, and joins a process group.
+Runs in processes of its own only: it imports verl for a CPU, applies seams, and joins a process group.
 """
 
 from __future__ import annotations
@@ -16,6 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hooks.rows import Row
+
+
+ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VERL_USE_EXTERNAL_MODULES": "verl_rollout_corr.platform.autoload",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""What the processes know before they import verl."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +81,7 @@ def serve(rank: int, ranks: int, store: str, model: str, pipe: Any) -> None:
             "MASTER_PORT": "0",
             "DIST_INIT_METHOD": f"file://{store}",
             "GLOO_SOCKET_IFNAME": "lo",
-            "VERL_PLATFORM": "cpu",
-            "VERL_USE_EXTERNAL_MODULES": "verl_rollout_corr.platform.autoload",
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
+            **ENVIRONMENT,
         }
     )
     try:

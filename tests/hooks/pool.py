@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch.multiprocessing
 
-from hooks.actor import Answer, Job, serve
+from hooks.actor import ENVIRONMENT, Answer, Job, serve
 
-SECONDS = 300
-"""After this long without an answer a job counts as hung; starting takes a minute where others use the cores too."""
+SECONDS = 1800
+"""After this long without an answer a job counts as hung; starting takes minutes where others use the cores too."""
+
+
+def _context() -> Any:
+    """Ranks are forked from one process that has imported verl for a CPU, which takes most of their start."""
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["verl.workers.engine_workers", "verl.workers.engine", "verl.trainer.ppo.core_algos"]
+    )
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
 
 
 class Pool:
-    """`ranks` spawned processes in one gloo group, over a file as store."""
+    """`ranks` processes in one gloo group, over a file as store."""
 
     def __init__(self, ranks: int, model: Path) -> None:
         self.ranks = ranks
         self._folder = tempfile.TemporaryDirectory()
-        context = torch.multiprocessing.get_context("spawn")
+        context = _context()
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
         store = Path(self._folder.name) / "store"
