@@ -16,10 +16,12 @@ from e2e import reading
 from e2e.conftest import Launch
 from e2e.launch import environment
 from e2e.settings import ACTOR, ROLLOUT, overrides
+from verl_rollout_corr.configuration.versions import found_verl
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 MAIN = "verl.trainer.main_ppo"
 PLATFORM = "verl_rollout_corr.platform.autoload"
+WORKERS = "ray_kwargs.ray_init.runtime_env.env_vars"
 K3 = {"+rollout_corr": "k3_rs"}
 
 
@@ -43,9 +45,13 @@ BROKEN = {
         ("the hook did not load in this process", "VERL_USE_EXTERNAL_PLUGINS"),
         {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": PLATFORM},
     ),
+    "plug_in_off_in_the_workers": Refusal(
+        K3 | {f"+{WORKERS}.VERL_USE_EXTERNAL_PLUGINS": "none"},
+        (f"{WORKERS}.VERL_USE_EXTERNAL_PLUGINS is 'none'", "in none of Ray's"),
+    ),
     "plug_in_raises": Refusal(
         K3,
-        ("the hook did not load in this process",),
+        ("the hook did not load in this process", "raised RuntimeError", "broken by e2e_break_import"),
         {
             "VERL_USE_EXTERNAL_MODULES": f"{PLATFORM},e2e_break_import",
             "E2E_BREAK": "driver:verl_rollout_corr.hooks.plugin",
@@ -167,13 +173,35 @@ def test_a_process_without_a_whole_hook_ends_before_ray_starts(
     assert_stopped_before_ray(done, refusal.says)
 
 
-def test_another_version_of_verl_is_refused(fresh: Warm, assets: Path, tmp_path: Path) -> None:
-    """An installed verl 0.10.0, as far as its metadata says."""
-    info = tmp_path / "verl-0.10.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.10.0\n")
-    done = fresh.run(MAIN, words(assets, tmp_path, K3), cwd=tmp_path, first_on_path=tmp_path)
-    assert_stopped_before_ray(done, ("found verl 0.10.0", "supported: 0.9.1"))
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout of verl 0.10.0, which comes before the installed release on the path."""
+    installed = found_verl().folder
+    folder = tmp_path / "checkout" / "verl"
+    folder.mkdir(parents=True)
+    for entry in installed.iterdir():
+        if entry.name not in ("version", "__pycache__"):
+            (folder / entry.name).symlink_to(entry)
+    (folder / "version").mkdir()
+    (folder / "version" / "version").write_text("0.10.0\n")
+    return folder.parent
+
+
+def test_another_version_of_verl_is_refused(fresh: Warm, assets: Path, tmp_path: Path, checkout: Path) -> None:
+    """Its own version counts, whatever is installed."""
+    done = fresh.run(MAIN, words(assets, tmp_path, K3), cwd=tmp_path, first_on_path=checkout)
+    assert_stopped_before_ray(done, (f"found verl 0.10.0 in {checkout}", "not the installed 0.9.1", "supported: 0.9.1"))
+
+
+def test_an_untested_version_of_verl_says_so_when_it_is_allowed(
+    fresh: Warm, assets: Path, tmp_path: Path, checkout: Path
+) -> None:
+    """Every patch fits it, so that verl goes on, to a node of its own that is missing here."""
+    wrong = K3 | {"ray_kwargs": None}
+    env = {"VERL_ROLLOUT_CORR_UNTESTED": "1"}
+    done = fresh.run(MAIN, words(assets, tmp_path, wrong), cwd=tmp_path, first_on_path=checkout, env=env)
+    assert_stopped_before_ray(done, ("WARNING: verl 0.10.0 was never tested with this package",))
+    assert "found verl 0.10.0" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", REFUSED)

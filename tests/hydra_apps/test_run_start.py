@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf, open_dict
 
 from verl_rollout_corr.configuration import callback as hydra_callback
@@ -245,3 +246,55 @@ def test_a_complete_node_may_be_completed_again(composed: Any) -> None:
         start(config)
     assert OmegaConf.to_container(config.rollout_corr) == first
     assert parse(first) == load_preset("trm")  # type: ignore[arg-type]
+
+
+class FakeRay:
+    """Stands for the module `ray` in a driver."""
+
+    def __init__(self, connected: bool) -> None:
+        self.connected = connected
+
+    def is_initialized(self) -> bool:
+        return self.connected
+
+    def shutdown(self) -> None:
+        self.connected = False
+
+
+@pytest.mark.parametrize(
+    ("mode", "preset", "found", "left"),
+    [
+        ("MULTIRUN", True, False, True),
+        ("MULTIRUN", True, True, False),
+        ("MULTIRUN", False, False, False),
+        ("RUN", True, False, False),
+    ],
+)
+def test_a_job_of_a_sweep_leaves_no_ray_of_its_own_to_the_next(
+    composed: Any, monkeypatch: pytest.MonkeyPatch, mode: str, preset: bool, found: bool, left: bool
+) -> None:
+    """verl starts Ray for the first job alone, and only then do presets' names and an environment reach the workers.
+
+    A Ray that was there before the job stays, and so does that of a run without a preset.
+    """
+    config = composed(*(["+rollout_corr=k3_rs"] if preset else []), f"hydra.mode={mode}")
+    ray = FakeRay(connected=found)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    callback = RunStart()
+    callback.on_job_start(config, task_function=None)
+    ray.connected = True
+    callback.on_job_end(config, JobReturn())
+    assert ray.connected is not left
+
+
+def test_a_process_of_ray_without_the_hook_is_named(composed: Any) -> None:
+    error = RuntimeError(
+        "\x1b[36mray::TaskRunnerV1.run()\x1b[39m (pid=12, ip=10.0.0.7)\n"
+        "omegaconf.errors.UnsupportedInterpolationType: Unsupported interpolation type rollout_corr"
+    )
+    config = composed("+rollout_corr=k3_rs")
+    with pytest.raises(
+        SystemExit, match=r"^rollout_corr: the hook did not load in ray::TaskRunnerV1\.run\(\) \(pid=12"
+    ):
+        RunStart().on_job_end(config, JobReturn(_return_value=error, status=JobStatus.FAILED))
+    RunStart().on_job_end(config, JobReturn(_return_value=ValueError("another"), status=JobStatus.FAILED))

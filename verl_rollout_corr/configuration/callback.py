@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -27,6 +28,9 @@ _NULL = re.compile(r"(?<=[=,])\s*null\s*(?=,|$)", re.IGNORECASE)
 class RunStart(Callback):
     """Checks the run and completes the node, from where the names of the presets reach every process."""
 
+    _found_ray = False
+    """Whether Ray was there before the job of a sweep: then it is not the job's, and stays."""
+
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the job gets its copy of the configuration."""
         _or_exit(lambda: start(config))
@@ -41,6 +45,25 @@ class RunStart(Callback):
         """
         if config.hydra.mode == RunMode.MULTIRUN:
             _or_exit(lambda: start(config))
+            self._found_ray = _ray() is not None
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Name the process of Ray in which the hook did not load. End the Ray that a job of a sweep started: verl hands
+        its environment, and we the names of the presets, to a Ray that starts, and the next job has others.
+        """
+        error = job_return._return_value  # `return_value` would raise it
+        explained = loading.explain(error) if isinstance(error, BaseException) else None
+        if explained is not None:
+            sys.exit(f"rollout_corr: {explained}")
+        ray = _ray()
+        if config.hydra.mode == RunMode.MULTIRUN and any(resolver.switches(config)) and ray and not self._found_ray:
+            ray.shutdown()
+
+
+def _ray() -> Any:
+    """Ray, if this process is connected to one."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
 
 
 def _or_exit(check: Callable[[], None]) -> None:

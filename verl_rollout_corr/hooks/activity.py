@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import sys
 
+from verl_rollout_corr import __version__
+from verl_rollout_corr.configuration.versions import found_verl
 from verl_rollout_corr.grammar import Bounds, Mode, RolloutCorrConfig, Weights
 from verl_rollout_corr.kernels.choice import chosen
 
 DECIDING_ROLE = "trainer"
 """The process that corrects in decoupled mode; its line says who does the maths there. In bypass mode the loss does."""
 
-_announced: set[str] = set()
+_announced: dict[str, str] = {}
+"""What this process said, by role."""
 
 
 def in_ray_actor() -> bool:
@@ -45,19 +47,22 @@ def _criteria_text(config: RolloutCorrConfig) -> str:
 
 def describe(config: RolloutCorrConfig) -> str:
     """What is active, as `key=value` words without spaces inside a value."""
-    preset = "+".join(config.presets) or "custom"
+    preset, verl = "+".join(config.presets) or "custom", found_verl()
     return (
         f"preset={preset} mode={config.mode} loss={config.loss} weights={_weights_text(config.weights)} "
         f"criteria={_criteria_text(config)} denominator={config.denominator} "
         f"baseline={config.baseline} invalid={config.invalid} "
-        f"verl_rollout_corr={importlib.metadata.version('verl-rollout-corr')} verl={importlib.metadata.version('verl')}"
+        f"verl_rollout_corr={__version__} verl={verl.version}{'(UNTESTED)' if verl.untested else ''}"
     )
 
 
 def announce(role: str, config: RolloutCorrConfig) -> None:
-    """Prints the start-up line of this process, once per role."""
-    if role in _announced:
-        return
-    _announced.add(role)
-    maths = f" maths={chosen().name}" if role == DECIDING_ROLE and config.mode is Mode.DECOUPLED else ""
-    print(f"[rollout_corr] active role={role} pid={os.getpid()} {describe(config)}{maths}", flush=True)
+    """Prints the start-up line of this process: once per role, and anew where something else is active, as in the next
+    job of a sweep.
+    """
+    text = describe(config)
+    if role == DECIDING_ROLE and config.mode is Mode.DECOUPLED:
+        text += f" maths={chosen().name}"
+    if _announced.get(role) != text:
+        _announced[role] = text
+        print(f"[rollout_corr] active role={role} pid={os.getpid()} {text}", flush=True)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from verl_rollout_corr.configuration import checks
+from verl_rollout_corr.configuration import checks, loading
 from verl_rollout_corr.configuration.callback import complete
 from verl_rollout_corr.hooks import same_code, wire
 
@@ -39,7 +39,8 @@ def wrap_runtime_env(original: Callable[..., dict[str, Any]]) -> Callable[..., d
         is_on = isinstance(config, DictConfig) and check_asked(config)
         environment = original(config)
         if is_on:
-            environment.setdefault("env_vars", {})[wire.CODE_VARIABLE] = same_code.fingerprint()
+            ours = {wire.CODE_VARIABLE: same_code.fingerprint(), **loading.for_workers()}
+            environment.setdefault("env_vars", {}).update(ours)
         return environment
 
     return get_ppo_ray_runtime_env
