@@ -29,12 +29,11 @@ MOST = 4
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process per core, but none besides this one where real runs are chosen: a run takes the whole machine, and
-    its tests share it.
-    """
+    """One process per core; where real runs are chosen, as many as there may be runs at once (e2e/launch.py)."""
     chosen = config.option.markexpr
     if any(mark in chosen and f"not {mark}" not in chosen for mark in REAL_RUNS):
-        return 0
+        at_once = int(os.environ.get("ROLLOUT_CORR_RUNS_AT_ONCE", "1"))
+        return at_once if at_once > 1 else 0
     return min(os.cpu_count() or 1, MOST)
 
 

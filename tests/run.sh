@@ -42,14 +42,16 @@ stage docs "$python" docs/build.py --check
 tests unit --durations=10
 # Verbose (-q is there already): a run takes a minute or two, and whoever waits sees which. A machine that is busy with something else must not
 # look like a hung run (docs/cpu.md); what hangs has tests of its own.
+at_once=1
+[[ $(awk '/^MemTotal/ {print int($2 / 1048576)}' /proc/meminfo) -lt 20 ]] || at_once=2
 runs() {
-  VERL_CPU_STALL_SECONDS=${VERL_CPU_STALL_SECONDS:-240} tests "$@" -vv --durations=40
+  VERL_CPU_STALL_SECONDS=${VERL_CPU_STALL_SECONDS:-240} ROLLOUT_CORR_RUNS_AT_ONCE=${ROLLOUT_CORR_RUNS_AT_ONCE:-$at_once} \
+    tests "$@" -vv --durations=40
 }
 
 if [[ $wanted != fast ]]; then
   # One session: a run that is corrected and then broken is started once (tests/e2e/README.md).
-  runs e2e+chaos -m "e2e or chaos" --ignore=tests/platform
-  runs async -m e2e_async
+  runs e2e+chaos+async -m "e2e or chaos or e2e_async" --ignore=tests/platform
 fi
 if [[ $wanted == everything ]]; then
   tests hung -m chaos -vv --durations=40 tests/platform

@@ -15,11 +15,17 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from e2e.settings import MODULES, RECIPE
 
 LOCK_VARIABLE = "ROLLOUT_CORR_RUN_LOCK"
-"""The file that a run holds while it lives: two of them at once are more than a small machine can take."""
+"""The file that a run holds while it lives; with the number of another place behind it, where there are several."""
+
+RUNS_AT_ONCE = int(os.environ.get("ROLLOUT_CORR_RUNS_AT_ONCE", "1"))
+"""A start has processes that wait for each other: two at once take less time than one after the other, and up to 8 GiB
+each.
+"""
 
 _MARK = "ROLLOUT_CORR_RUN_MARK"
 _ENVIRONMENT = {
@@ -60,12 +66,24 @@ class Finished:
 
 
 @contextlib.contextmanager
-def machine_to_itself() -> Iterator[None]:
-    """Waits until no other run of this harness is alive."""
-    path = os.environ.get(LOCK_VARIABLE) or str(Path(tempfile.gettempdir()) / "rollout_corr_run.lock")
-    with open(path, "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def a_place() -> Iterator[None]:
+    """Waits until fewer runs of this harness are alive than RUNS_AT_ONCE."""
+    first = os.environ.get(LOCK_VARIABLE) or str(Path(tempfile.gettempdir()) / "rollout_corr_run.lock")
+    with contextlib.ExitStack() as opened:
+        names = [first, *(f"{first}.{number}" for number in range(1, RUNS_AT_ONCE))]
+        locks = [opened.enter_context(open(name, "a")) for name in names]
+        while not any(_taken(lock) for lock in locks):
+            time.sleep(0.5)
         yield
+
+
+def _taken(lock: IO[str]) -> bool:
+    """Takes it, unless another process has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def environment(
@@ -129,7 +147,7 @@ def launch(
     mark, ray_dir = uuid.uuid4().hex, tempfile.mkdtemp(prefix="rc")  # short: Ray puts sockets into it
     command = [sys.executable, "-m", module, *arguments]
     log = folder / "log.txt"
-    with machine_to_itself(), log.open("wb") as output:
+    with a_place(), log.open("wb") as output:
         started = time.monotonic()
         run = subprocess.Popen(
             command,
