@@ -58,11 +58,6 @@ def change_trainer(trainer: Any, number: int) -> None:
     _remember(lambda key: OmegaConf.select(trainer.config, key))
     for key, value in _values(number).items():
         OmegaConf.update(trainer.config, key, value)
-    if number > 1 and entry(number)["rollout_corr"] != entry(number - 1)["rollout_corr"]:
-        # A run has one configuration, and adds up what it saw. Sums of two configurations do not add.
-        remembered = vars(vars(trainer)["_rollout_corr_state"])
-        for name in [name for name, value in remembered.items() if type(value).__name__ == "Sums"]:
-            remembered[name] = None
 
 
 def _before(method: str, only: str | None = None) -> Any:
