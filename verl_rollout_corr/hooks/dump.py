@@ -118,7 +118,7 @@ def rejections(
     found: dict[str, Tensor] = {"invalid": invalid}
     passing = tokens.mask
     for criterion in config.reject:
-        passes = judge(criterion, tokens, advantages).passes
+        passes = judge(criterion, tokens, advantages, lags.to(mask.device)).passes
         found[criterion.name] = (tokens.mask & ~passes).any(dim=1)
         passing = passing & passes
     found["min_group_kept"] = (passing & ~result.keep.bool()).any(dim=1)

@@ -1,0 +1,222 @@
+"""Causes of mismatch, each made for real on the test bed, with a strength: what the tests and benchmarks/diagnosis.py
+share. What they share too is that a case knows its cause and never tells the detectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from diagnosis import bed
+from diagnosis.bed import Plan
+from verl_rollout_corr.dumps.writer import Update
+
+Make = Callable[[int, float], Update]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`make(seed, strength)`: an update with the cause. `strengths`: from hardly any effect to a large one, for causes
+    that have a size; None for those that are there or not. `truth(strength)`: what a value has to be.
+    """
+
+    name: str
+    cause: str
+    make: Make
+    strengths: tuple[float, float] | None = None
+    truth: tuple[str, Callable[[float], float], float] | None = None
+
+
+def plan(seed: int) -> Plan:
+    return Plan(seed=seed)
+
+
+@lru_cache(maxsize=4)
+def weights(seed: int) -> tuple[bed.Weights, bed.Weights]:
+    """The trainer's and the engine's, in float32 and in bfloat16."""
+    trainer = bed.model(seed)
+    return trainer, trainer.to(torch.bfloat16)
+
+
+@lru_cache(maxsize=4)
+def clean(seed: int) -> Update:
+    """Nothing but the engine's precision."""
+    trainer, engine = weights(seed)
+    return bed.sample(plan(seed), engine=engine, trainer=trainer)
+
+
+def sampled(*change: Callable[[float], bed.Change]) -> Make:
+    """Sampled with changes of a strength."""
+
+    def make(seed: int, strength: float) -> Update:
+        trainer, engine = weights(seed)
+        return bed.sample(plan(seed), engine=engine, trainer=trainer, changes=tuple(one(strength) for one in change))
+
+    return make
+
+
+def altered(change: Callable[[np.ndarray, Update, np.random.Generator, float], np.ndarray]) -> Make:
+    """The engine's log-probs of a clean update, changed."""
+
+    def make(seed: int, strength: float) -> Update:
+        update = clean(seed)
+        rng = np.random.default_rng(seed)
+        values = change(update.rollout_log_probs.copy(), update, rng, strength)
+        return replace(update, rollout_log_probs=np.where(update.response_mask, values, 0.0).astype(np.float32))
+
+    return make
+
+
+def trainer_temperature(seed: int, strength: float) -> Update:
+    trainer, engine = weights(seed)
+    return bed.sample(plan(seed), engine=engine, trainer=trainer, trained_at=1 / strength)
+
+
+def stale_part(seed: int, strength: float, *, known: bool = False, part: float = 0.4) -> Update:
+    """A part of the rows sampled by older weights."""
+    trainer, _ = weights(seed)
+    old = bed.sample(plan(seed), engine=trainer.moved(strength, seed + 7).to(torch.bfloat16), trainer=trainer)
+    fresh, picked = clean(seed), np.random.default_rng(seed).random(len(clean(seed).lengths)) < part
+    names = ("response_mask", "rollout_log_probs", "train_log_probs", "response_ids")
+    mixed = {name: np.where(picked[:, None], getattr(old, name), getattr(fresh, name)) for name in names}
+    lengths = np.where(picked, old.lengths, fresh.lengths)
+    return replace(fresh, lengths=lengths, lag=picked.astype(int) if known else np.full(len(lengths), -1), **mixed)
+
+
+def other_weights(seed: int, strength: float) -> Update:
+    trainer, _ = weights(seed)
+    engine = bed.model(seed + 1000).to(torch.bfloat16)
+    return bed.sample(plan(seed), engine=engine, trainer=trainer)
+
+
+def rounded_rope(seed: int, strength: float) -> Update:
+    """Rotary frequencies in BF16; the strength is how far tokens lie apart."""
+    trainer, engine = weights(seed)
+    far = replace(plan(seed), stride=max(round(strength), 1))
+    return bed.sample(far, engine=engine, trainer=trainer, rounded_rope=True)
+
+
+def permuted(seed: int, strength: float) -> Update:
+    update, rng = clean(seed), np.random.default_rng(seed)
+    rows = np.flatnonzero(rng.random(len(update.lengths)) < strength)
+    order = np.arange(len(update.lengths))
+    order[rows] = np.roll(rows, 1)
+    values = np.where(update.response_mask, update.rollout_log_probs[order], 0.0)
+    # An engine has a log-prob for each token of its own row: where that one is longer, the join pads.
+    return replace(update, rollout_log_probs=np.where(values == 0.0, update.rollout_log_probs, values))
+
+
+def shifted(values: np.ndarray, update: Update, rng: np.random.Generator, by: float) -> np.ndarray:
+    return np.roll(values, int(by), axis=1)
+
+
+def tool_tokens(seed: int, strength: float) -> Update:
+    """Blocks of tool output under the mask: the engine has 0.0 there, and the trainer scores text it did not write."""
+    update, rng = clean(seed), np.random.default_rng(seed)
+    block = (np.arange(48) >= 18) & (np.arange(48) < 26)
+    text = -rng.exponential(4.0, update.response_mask.shape).astype(np.float32)
+    inside = update.response_mask & block
+    return replace(
+        update,
+        rollout_log_probs=np.where(inside, 0.0, update.rollout_log_probs).astype(np.float32),
+        train_log_probs=np.where(inside, text, update.train_log_probs).astype(np.float32),
+    )
+
+
+def padding_tokens(seed: int, strength: float) -> Update:
+    update = clean(seed)
+    short = np.minimum(update.lengths, 30 + np.arange(len(update.lengths)) % 12)
+    inside = np.arange(48)[None, :] < short[:, None]
+    hide = {name: np.where(inside, getattr(update, name), 0) for name in ("rollout_log_probs", "train_log_probs")}
+    return replace(
+        update,
+        lengths=np.full(len(short), 48),
+        response_mask=np.ones_like(update.response_mask),
+        response_ids=np.where(inside, update.response_ids, 0),
+        **hide,
+    )
+
+
+def eos_appended(values: np.ndarray, update: Update, rng: np.random.Generator, strength: float) -> np.ndarray:
+    return np.where(update.response_ids == bed.EOS, 0.0, values)
+
+
+def token_bias(values: np.ndarray, update: Update, rng: np.random.Generator, strength: float) -> np.ndarray:
+    """A template's token whose log-prob is off: one of the frequent ids."""
+    frequent = np.bincount(update.response_ids[update.response_mask]).argsort()[-8]
+    return np.where(update.response_ids == frequent, values - strength, values)
+
+
+def token_embedding(seed: int, strength: float) -> Update:
+    """One column of the head was not synchronised: an embedding that was added (EOS, a template)."""
+    trainer, _ = weights(seed)
+    engine = replace(trainer, head=trainer.head.clone())
+    frequent = int(np.bincount(clean(seed).response_ids[clean(seed).response_mask]).argsort()[-8])
+    engine.head[:, frequent] *= 1 - strength
+    return bed.sample(plan(seed), engine=engine.to(torch.bfloat16), trainer=trainer)
+
+
+def outliers(values: np.ndarray, update: Update, rng: np.random.Generator, strength: float) -> np.ndarray:
+    """A few tokens, the same at every run: chosen by their id and position."""
+    key = (update.response_ids.astype(np.int64) * 2654435761 + np.arange(48)[None, :] * 40503) % 9973
+    hit = (key < 30) & (values < -1.2)
+    return np.where(hit, values + np.where(key % 2 == 0, strength, -strength), values)
+
+
+def scattered(value: float) -> Make:
+    return altered(lambda values, u, rng, share: np.where(rng.random(values.shape) < share, value, values))
+
+
+def constant_rows(values: np.ndarray, update: Update, rng: np.random.Generator, share: float) -> np.ndarray:
+    return np.where(rng.random((len(values), 1)) < share, -1.0, values)
+
+
+def cut_tail(values: np.ndarray, update: Update, rng: np.random.Generator, position: float) -> np.ndarray:
+    return np.where(np.arange(48)[None, :] >= position, 0.0, values)
+
+
+def in_bf16(values: np.ndarray, update: Update, rng: np.random.Generator, strength: float) -> np.ndarray:
+    return torch.tensor(values).bfloat16().float().numpy()
+
+
+TAU = ("temperature", lambda strength: strength, 0.01)
+
+CASES: tuple[Case, ...] = (
+    Case("temperature", "temperature", sampled(bed.temperature), (0.999, 0.7), TAU),
+    Case("hotter engine", "temperature", sampled(bed.temperature), (1.001, 1.4), TAU),
+    Case("trainer's temperature", "temperature", trainer_temperature, (0.999, 0.7), TAU),
+    Case("top-p", "truncation", sampled(bed.top_p), (0.9999, 0.8)),
+    Case("top-k", "truncation", sampled(lambda s: bed.top_k(round(s))), (150, 10)),
+    Case("min-p", "truncation", sampled(bed.min_p), (1e-5, 0.2)),
+    Case("vocabulary mask", "vocabulary", sampled(lambda s: bed.only_first(round(s))), (159, 120)),
+    Case("constant offset", "vocabulary", altered(lambda v, u, rng, s: np.minimum(v + s, 0.0)), (0.001, 0.3)),
+    Case("repetition penalty", "penalty", sampled(bed.repetition), (1.0005, 1.2)),
+    Case("presence penalty", "penalty", sampled(bed.presence), (0.002, 0.5)),
+    Case("frequency penalty", "penalty", sampled(bed.frequency), (0.002, 0.5)),
+    Case("stale part", "stale", stale_part, (0.001, 0.1)),
+    Case("stale part, lags known", "stale", lambda seed, s: stale_part(seed, s, known=True), (0.001, 0.1)),
+    Case("RoPE in BF16", "position", rounded_rope, (1, 32)),
+    Case("token's log-prob", "token", altered(token_bias), (0.01, 1.5)),
+    Case("token's embedding", "token", token_embedding, (0.003, 0.5)),
+    Case("outliers", "outliers", altered(outliers), (0.2, 4.0)),
+    Case("other weights", "not_loaded", other_weights),
+    Case("shift by one", "shift", lambda seed, s: altered(shifted)(seed, 1)),
+    Case("shift the other way", "shift", lambda seed, s: altered(shifted)(seed, -1)),
+    Case("rows permuted", "permuted", lambda seed, s: permuted(seed, 0.3)),
+    Case("zeros", "zeros", lambda seed, s: scattered(0.0)(seed, 0.3)),
+    Case("few zeros", "zeros", lambda seed, s: scattered(0.0)(seed, 0.01)),
+    Case("sentinels", "sentinel", lambda seed, s: scattered(-9999.0)(seed, 0.003)),
+    Case("minus infinity", "sentinel", lambda seed, s: scattered(-np.inf)(seed, 0.003)),
+    Case("constant for all", "constant", lambda seed, s: altered(lambda v, u, r, s: np.full_like(v, -1.0))(seed, 1)),
+    Case("constant rows", "constant", lambda seed, s: altered(constant_rows)(seed, 0.1)),
+    Case("EOS appended", "token", lambda seed, s: altered(eos_appended)(seed, 1)),
+    Case("tail without log-probs", "truncated_tail", lambda seed, s: altered(cut_tail)(seed, 36)),
+    Case("tool tokens in the mask", "mask", tool_tokens),
+    Case("padding in the mask", "mask", padding_tokens),
+    Case("log-probs in BF16", "stored_precision", lambda seed, s: altered(in_bf16)(seed, 1)),
+)
+"""Every single cause."""

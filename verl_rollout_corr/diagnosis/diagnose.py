@@ -1,0 +1,166 @@
+"""The diagnosis of a dump: how large, where, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from verl_rollout_corr.diagnosis import gross, places, sampler
+from verl_rollout_corr.diagnosis.causes import ALARMS, CAUSES
+from verl_rollout_corr.diagnosis.gross import finding
+from verl_rollout_corr.diagnosis.precision import by_format, by_precision
+from verl_rollout_corr.diagnosis.records import Checked, Diagnosis, Finding, Size
+from verl_rollout_corr.diagnosis.sample import CAPACITY, Reservoir, Sample
+from verl_rollout_corr.diagnosis.size import Measured
+from verl_rollout_corr.diagnosis.view import View
+from verl_rollout_corr.dumps.reader import Dump, open_dump
+
+Progress = Callable[[int, int], None]
+"""Called with rows read and rows in all."""
+
+
+def diagnose(
+    path: str | Path | Sequence[str | Path], *, progress: Progress | None = None, capacity: int = CAPACITY
+) -> Diagnosis:
+    """Reads a dump once, as a stream, and explains it. `capacity`: tokens that detectors look at, at most.
+
+    Raises DumpError for what is no dump.
+    """
+    dump = open_dump(path)
+    measured, reservoir, read = Measured(), Reservoir(capacity), 0
+    for batch in dump.batches():
+        measured.add(batch)
+        reservoir.add(batch)
+        read += len(batch)
+        if progress is not None:
+            progress(read, dump.rows)
+    source = str(path) if isinstance(path, str | Path) else ", ".join(map(str, path))
+    return explained(source, dump, measured, reservoir)
+
+
+def explained(source: str, dump: Dump, measured: Measured, reservoir: Reservoir) -> Diagnosis:
+    """The diagnosis of what was summed up and sampled, by one process or by several whose parts were added."""
+    size, notes = measured.size(), _notes(dump, measured)
+    if not reservoir.parts:
+        return Diagnosis(source, "There is no response token in it.", size, {}, (), (), notes)
+    if dump.facts.train_policy == "rollout":
+        verdict = (
+            "It cannot tell: the dump is of bypass mode, and its train_log_probs are the engine's again. Write one in "
+            "decoupled mode (+rollout_corr=metrics_only)."
+        )
+        return Diagnosis(source, verdict, size, measured.where(), (), (), notes)
+    sample = reservoir.sample()
+    if not sample.whole:
+        notes = (*notes, f"why: from {len(sample.batch)} of {measured.rows} rows, whole groups")
+    findings, ruled_out = causes_of(sample, steps=_by_step(measured))
+    return Diagnosis(source, _verdict(findings, size), size, measured.where(), findings, ruled_out, notes)
+
+
+def causes_of(
+    sample: Sample, *, steps: tuple[np.ndarray, np.ndarray] | None = None
+) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
+    """Every cause found, most important first, and what speaks against the others."""
+    everything = View.of(sample)
+    found: list[Finding] = []
+    against: list[Checked] = []
+
+    def take(parts: list[gross.Explained], view: View) -> View:
+        left = np.ones(len(view), bool)
+        for part in parts:
+            left &= ~part.tokens
+            found.extend([part.finding] if part.finding else [])
+            against.extend(part.checked)
+        return view.where(left)
+
+    view = take([*gross.missing(everything), gross.padding_in_mask(everything)], everything)
+    view = view.where(view.usable)
+    view = take(gross.misplaced(view), view)
+    view = take([gross.unrelated(view, len(everything))], view)
+    fine, excluded = _fine(view) if len(view) >= 200 else ([], [])
+    found.extend(fine)
+    against.extend(excluded)
+    if steps is not None:
+        _sort([places.by_step(*steps)], found, against)
+    _sort([by_format(everything)], found, against)
+    if len(view) >= 50:
+        _sort([by_precision(view, [one for one in fine if one.cause in ALARMS])], found, against)
+    named = {one.cause for one in found}
+    ordered = sorted(found, key=lambda one: (one.cause not in ALARMS, -one.share))
+    unique: dict[str, Finding] = {}
+    for one in ordered:
+        unique.setdefault(one.cause, one)
+    rest = tuple(one for one in {one.cause: one for one in against}.values() if one.cause not in named)
+    return tuple(unique.values()), rest
+
+
+def _fine(view: View) -> tuple[list[Finding], list[Checked]]:
+    """Causes that show in many tokens: each is looked for in what the larger ones leave."""
+    found, against = sampler.detect(view)
+    noise = places.Noise(view)
+    named = {one.cause for one in found}
+    verdicts: list[Finding | Checked] = [places.by_lag(view, noise), places.by_token(view, noise)]
+    # A penalty grows with what came before, and truncation, temperature and masks have large ratios of their own.
+    if not named & {"penalty"}:
+        verdicts.append(places.by_position(view, noise))
+    if not named & {"temperature", "truncation", "vocabulary", "penalty"} and not any(
+        isinstance(one, Finding) for one in verdicts
+    ):
+        verdicts.append(places.by_size(view, noise))
+    verdicts.append(_length(view))
+    _sort(verdicts, found, against)
+    return found, against
+
+
+def _sort(verdicts: Sequence[Finding | Checked], found: list[Finding], against: list[Checked]) -> None:
+    for one in verdicts:
+        if isinstance(one, Finding):
+            found.append(one)
+        else:
+            against.append(one)
+
+
+def _length(view: View) -> Finding | Checked:
+    """Whether the product of the ratios over a sequence survives the lengths of the dump."""
+    counts = np.bincount(view.row)
+    sums = np.bincount(view.row, view.log_ratio)[counts > 0]
+    typical, longest = float(np.median(sums)), int(counts.max())
+    spread = float(sums.std())
+    small = float((np.abs(sums) > 2).mean())
+    said = (
+        f"the log of the sequence's product is {typical:+.2f} in the median (± {spread:.2f}), at up to {longest} tokens; "
+        f"{small:.0%} of the products are beyond e^±2"
+    )
+    if small < 0.25:
+        return gross.not_found("length", said)
+    return finding("length", 0.0, 1.0, (said,), {"median": typical, "deviation": spread, "fraction": small})
+
+
+def _by_step(measured: Measured) -> tuple[np.ndarray, np.ndarray]:
+    table = measured.tables["step"]
+    steps = np.array(sorted(table), dtype=np.int64)
+    return steps, np.array([table[int(step)][3] / table[int(step)][0] for step in steps])
+
+
+def _notes(dump: Dump, measured: Measured) -> tuple[str, ...]:
+    notes: list[str] = []
+    if dump.runs > 1:
+        notes.append(f"the files are of {dump.runs} runs; facts are those of the first")
+    if measured.invalid:
+        notes.append(f"{measured.invalid} of {measured.tokens} tokens have no usable log-prob and are left out of the size")
+    return tuple(notes)
+
+
+def _verdict(findings: tuple[Finding, ...], size: Size | None) -> str:
+    alarms = [one for one in findings if one.cause in ALARMS]
+    if alarms:
+        first, *others = alarms
+        more = f"; also {', '.join(one.title for one in others)}" if others else ""
+        return f"{first.title[0].upper()}{first.title[1:]} ({first.share:.0%} of the mean square of l){more}."
+    large = "" if size is None else f" (k3 {size.k3:.2g}, |l| {size.abs_log_ratio:.2g} on average)"
+    if any(one.cause == "low_precision" for one in findings):
+        return f"No more than {CAUSES['low_precision'].title}{large}."
+    return f"The two sides agree{large}."
+
+

@@ -1,0 +1,177 @@
+"""Detectors of where a mismatch gathers: a part of the rows, steps, positions, one token id, a few tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from verl_rollout_corr.diagnosis.gross import finding, not_found
+from verl_rollout_corr.diagnosis.precision import BF16, typical
+from verl_rollout_corr.diagnosis.records import Checked, Finding
+from verl_rollout_corr.diagnosis.sampler import hinges, residuals, winsorised
+from verl_rollout_corr.diagnosis.view import View
+
+Verdict = Finding | Checked
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What is left of l after a curve over the log-prob, and its square relative to tokens as likely: a mean of 1."""
+
+    view: View
+
+    @cached_property
+    def rest(self) -> np.ndarray:
+        """(N,) l less the curve."""
+        return residuals(hinges(self.view.middle), self.view.log_ratio)
+
+    @cached_property
+    def relative(self) -> np.ndarray:
+        """(N,) the square of the rest, cut at its quantile .995, over its mean among tokens as likely."""
+        square = winsorised(self.rest) ** 2
+        edges = np.unique(np.quantile(self.view.middle, np.linspace(0, 1, 11)[1:-1]))
+        bins = np.searchsorted(edges, self.view.middle)
+        mean = np.bincount(bins, square) / np.maximum(np.bincount(bins), 1)
+        return square / np.maximum(mean[bins], 1e-300)
+
+
+def by_token(view: View, noise: Noise) -> Verdict:
+    """One id with an offset of its own, or last tokens with one."""
+    if view.ids is None:
+        return not_found("token", "the dump has no token ids")
+    kinds, inverse, counts = np.unique(view.ids, return_inverse=True, return_counts=True)
+    square = view.log_ratio**2
+    # Of each id what its mean explains; one rare token does not make an id.
+    explained = np.bincount(inverse, noise.rest) ** 2 / counts
+    explained[counts < 5] = 0.0
+    worst = int(np.argmax(explained))
+    share = float(explained[worst] / max(square.sum(), 1e-300))
+    mean = float(np.bincount(inverse, noise.rest)[worst] / counts[worst])
+    of_id = inverse == worst
+    error = float(noise.rest[of_id].std() / np.sqrt(counts[worst])) + 1e-12
+    second = float(np.sort(explained)[-2]) if len(explained) > 1 else 0.0
+    said = (
+        f"token id {kinds[worst]} ({counts[worst]} times) has a mean l of {mean:+.3f}, {share:.1%} of the mean square of l"
+    )
+    if share < 0.15 or abs(mean) < 6 * error or explained[worst] < 3 * second:
+        return not_found("token", said)
+    eos = view.sample.facts.tokenizer.get("eos")
+    last = float(view.last[of_id].mean())
+    where = f"it is the last token of its row in {last:.0%} of the cases" + (", and EOS" if kinds[worst] == eos else "")
+    return finding("token", share, 0.95, (said, where), {"token": float(kinds[worst]), "mean": mean})
+
+
+def by_position(view: View, noise: Noise) -> Verdict:
+    """A mismatch that grows with the position."""
+    quarters = _quarters(view.position)
+    if quarters is None:
+        return not_found("position", "the responses are too short to tell")
+    means = np.bincount(quarters, noise.relative) / np.bincount(quarters)
+    growth = float(means[-1] / max(means[0], 1e-300))
+    said = f"tokens as likely have {growth:.2g} times the mean square of l in the last quarter of positions as in the first"
+    steady = np.all(np.diff(means) > -0.1 * means[:-1])
+    if growth < 2.2 or not steady:
+        return not_found("position", said)
+    # The first quarter has little of it: what is above that level is the share.
+    share = float(1 - means[0] * len(view) / noise.relative.sum())
+    return finding("position", share, min(0.5 + growth / 20, 0.95), (said,), {"growth": growth})
+
+
+def _quarters(values: np.ndarray) -> np.ndarray | None:
+    edges = np.quantile(values, [0.25, 0.5, 0.75])
+    if len(np.unique(edges)) < 3 or values.max() < 8:
+        return None
+    return np.searchsorted(edges, values, side="right")
+
+
+def by_lag(view: View, noise: Noise) -> Verdict:
+    """Rows of older weights, by their lag where it is known, else by rows that stand apart."""
+    lag = view.sample.batch.lag[view.row]
+    fresh, old = lag == 0, lag > 0
+    if fresh.sum() >= 100 and old.sum() >= 100:
+        return _by_known_lag(view, fresh, old)
+    if old.all() and typical(view.log_ratio) > BF16:
+        said = f"every row has a lag of at least 1 (on average {lag.mean():.1f}), and no row of lag 0 tells the engine's part"
+        return finding("stale", 1.0, 0.6, (said,), {"fraction": 1.0})
+    counts = np.bincount(view.row, minlength=len(view.sample.batch))
+    rows = np.flatnonzero(counts >= 6)
+    if len(rows) < 12:
+        return not_found("stale", "too few rows to tell")
+    # The median of a row is not moved by a few tokens.
+    size = np.array([np.median(part) for part in _split(np.sqrt(noise.relative), view.row, rows)])
+    ordered = np.sort(np.log(size + 1e-12))
+    place, gap = _cut(ordered)
+    apart = np.log(size + 1e-12) > ordered[place]
+    tokens = np.isin(view.row, rows[apart])
+    share = float((view.log_ratio[tokens] ** 2).sum() / view.energy)
+    fraction = float(apart.mean())
+    said = f"{apart.sum()} of {len(rows)} rows stand apart: their typical |l| is {np.exp(gap):.2g} times that of the others"
+    if gap < np.log(1.8) or fraction < 0.02 or fraction > 0.9 or share < 0.3 or apart.sum() < 3:
+        return not_found("stale", said)
+    return finding("stale", share, 0.85, (said, f"they hold {share:.0%} of the mean square of l"), {"fraction": fraction})
+
+
+def _by_known_lag(view: View, fresh: np.ndarray, old: np.ndarray) -> Verdict:
+    square = winsorised(view.log_ratio) ** 2
+    floor, found = float(square[fresh].mean()), float(square[old].mean())
+    share = float(((found - floor) * old.sum()) / max(square.sum(), 1e-300))
+    said = f"rows of lag > 0 ({old.mean():.0%} of the tokens) have {found / max(floor, 1e-300):.2g} times the mean square of l of rows of lag 0"
+    if found < 1.5 * floor or share < 0.1:
+        return not_found("stale", said)
+    return finding("stale", share, 0.95, (said,), {"fraction": float(old.mean()), "times": found / max(floor, 1e-300)})
+
+
+def _split(values: np.ndarray, row: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
+    starts = np.searchsorted(row, rows, side="left")
+    stops = np.searchsorted(row, rows, side="right")
+    return [values[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+
+def _cut(ordered: np.ndarray) -> tuple[int, float]:
+    """Where sorted values part best in two (least squares), and how far the means of the two are apart."""
+    total, count = np.cumsum(ordered), np.arange(1, len(ordered) + 1)
+    left = total[:-1] / count[:-1]
+    right = (total[-1] - total[:-1]) / (len(ordered) - count[:-1])
+    between = count[:-1] * (len(ordered) - count[:-1]) * (right - left) ** 2
+    place = int(np.argmax(between))
+    inside = np.concatenate([ordered[: place + 1] - left[place], ordered[place + 1 :] - right[place]])
+    # Apart by more than they scatter: rows of one kind, cut in two at their mean, are 2.7 deviations apart.
+    gap = float(right[place] - left[place])
+    return place, gap if gap > 3.5 * inside.std() else 0.0
+
+
+def by_step(steps: np.ndarray, sizes: np.ndarray) -> Verdict:
+    """A mismatch (mean |l| of each step) that grows from step to step."""
+    if len(steps) < 4:
+        return not_found("drift", f"{len(steps)} steps are too few to tell")
+    order = np.argsort(steps)
+    steps, sizes = steps[order], sizes[order]
+    thirds = max(len(steps) // 3, 1)
+    first, last = float(np.median(sizes[:thirds])), float(np.median(sizes[-thirds:]))
+    growth = last / max(first, 1e-300)
+    ranks = np.argsort(np.argsort(sizes))
+    trend = float(np.corrcoef(np.arange(len(steps)), ranks)[0, 1]) if len(set(sizes.tolist())) > 1 else 0.0
+    said = f"mean |l| goes from {first:.3g} to {last:.3g} over {len(steps)} steps (rank correlation {trend:.2f})"
+    if growth < 1.7 or trend < 0.7:
+        return not_found("drift", said)
+    return finding("drift", 1 - first / last, min(0.5 + trend / 2, 0.97), (said,), {"growth": growth, "trend": trend})
+
+
+def by_size(view: View, noise: Noise) -> Verdict:
+    """A few tokens far from all others."""
+    size = np.sort(np.abs(noise.rest))[::-1]
+    energy = np.cumsum(size**2) / max(float((size**2).sum()), 1e-300)
+    # The widest gap between neighbours in the upper percent is where they part from the rest.
+    most = max(int(0.01 * len(size)), 3)
+    if len(size) < 200:
+        return not_found("outliers", "too few tokens to tell")
+    gaps = np.log(size[2:most] / np.maximum(size[3 : most + 1], 1e-300)) if most > 3 else np.zeros(1)
+    place = int(np.argmax(gaps)) + 2
+    said = f"the {place + 1} largest |l| hold {energy[place]:.0%} of its mean square; the next is {np.exp(gaps.max()):.2g} times smaller"
+    if gaps.max() < np.log(1.5) or energy[place] < 0.3 or place + 1 < 3:
+        return not_found("outliers", said)
+    return finding(
+        "outliers", float(energy[place]), 0.85, (said,), {"tokens": float(place + 1), "least": float(size[place])}
+    )

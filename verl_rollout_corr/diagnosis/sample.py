@@ -1,0 +1,152 @@
+"""What detectors look at: whole groups of rows, drawn from a stream so that memory has a bound.
+
+Which groups stay depends on their names alone, neither on the order of files nor on how they are split between
+processes: two samples add.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from verl_rollout_corr.dumps.reader import DumpBatch, joined
+from verl_rollout_corr.dumps.schema import NORMAL, Facts
+
+CAPACITY = 1_500_000
+"""Positions that a sample holds at most."""
+
+
+@dataclass
+class Reservoir:
+    """Collects whole groups up to a capacity: those whose hash is below a threshold that falls as it fills."""
+
+    capacity: int = CAPACITY
+    threshold: int = 1 << 32
+    parts: list[tuple[np.ndarray, DumpBatch]] = field(default_factory=list)
+    size: int = 0
+
+    def add(self, batch: DumpBatch) -> None:
+        """Takes the rows of a batch that have a response token."""
+        rows = np.flatnonzero(batch.kind == NORMAL)
+        if not len(rows):
+            return
+        names = [
+            f"{batch.step[row]}/{batch.uid[row] if batch.uid[row] is not None else f'{batch.file}#{batch.row[row]}'}"
+            for row in rows
+        ]
+        self._take(np.array([zlib.crc32(name.encode("utf-8", "replace")) for name in names], np.int64), batch.take(rows))
+
+    def _take(self, hashes: np.ndarray, batch: DumpBatch) -> None:
+        kept = np.flatnonzero(hashes < self.threshold)
+        if not len(kept):
+            return
+        chosen = batch.take(kept) if len(kept) < len(hashes) else batch
+        self.parts.append((hashes[kept], chosen))
+        self.size += len(chosen.mask)
+        while self.size > self.capacity and sum(len(hashes) for hashes, _ in self.parts) > 1:
+            self._halve()
+
+    def _halve(self) -> None:
+        self.threshold //= 2
+        held, self.parts, self.size = self.parts, [], 0
+        for hashes, batch in held:
+            kept = np.flatnonzero(hashes < self.threshold)
+            if len(kept):
+                self.parts.append((hashes[kept], batch.take(kept)))
+                self.size += len(self.parts[-1][1].mask)
+
+    def __add__(self, other: Reservoir) -> Reservoir:
+        total = Reservoir(self.capacity, min(self.threshold, other.threshold))
+        for hashes, batch in (*self.parts, *other.parts):
+            total._take(hashes, batch)
+        return total
+
+    def sample(self) -> Sample:
+        """What was collected. Raises ValueError if that is nothing."""
+        if not self.parts:
+            raise ValueError("no row with a response token")
+        return Sample(joined([batch for _, batch in self.parts]), whole=self.threshold == 1 << 32)
+
+
+def collected(batches: Iterable[DumpBatch], capacity: int = CAPACITY) -> Reservoir:
+    """The reservoir of some batches."""
+    reservoir = Reservoir(capacity)
+    for batch in batches:
+        reservoir.add(batch)
+    return reservoir
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Whole rows, flat. `whole`: no row of the dump is left out."""
+
+    batch: DumpBatch
+    whole: bool
+
+    @property
+    def facts(self) -> Facts:
+        """The facts of the run."""
+        return self.batch.facts
+
+    @cached_property
+    def row(self) -> np.ndarray:
+        """(N,) the row of each position."""
+        return np.repeat(np.arange(len(self.batch)), self.batch.lengths)
+
+    @cached_property
+    def position(self) -> np.ndarray:
+        """(N,) the position within the response."""
+        return np.arange(len(self.row)) - self.batch.offsets[:-1][self.row]
+
+    @cached_property
+    def turn(self) -> np.ndarray:
+        """(N,) the number of the turn; of positions that are no response token, of the turn before."""
+        mask = self.batch.mask
+        starts = mask & ~np.concatenate([[False], mask[:-1]])
+        first = np.zeros(len(mask), bool)
+        first[self.batch.offsets[:-1][self.batch.lengths > 0]] = True
+        starts |= mask & first
+        total = np.cumsum(starts)
+        before = total[self.batch.offsets[:-1].clip(max=max(len(mask) - 1, 0))] - starts[
+            self.batch.offsets[:-1].clip(max=max(len(mask) - 1, 0))
+        ]
+        return total - before[self.row] - 1
+
+    @cached_property
+    def context(self) -> np.ndarray | None:
+        """(N,) a number per context: equal where rows of one group share step, prompt and all tokens before. -1: of a
+        row without a group. None without token ids.
+        """
+        ids = self.batch.ids
+        if ids is None:
+            return None
+        return _contexts(self.batch, ids, self.row, self.position)
+
+
+def _contexts(batch: DumpBatch, ids: np.ndarray, row: np.ndarray, position: np.ndarray) -> np.ndarray:
+    names: dict[tuple[int, str], int] = {}
+    start = np.full(len(batch), -1, np.int64)
+    for number, (step, uid) in enumerate(zip(batch.step, batch.uid, strict=True)):
+        if uid is not None:
+            start[number] = names.setdefault((int(step), uid), len(names))
+    result = np.full(len(row), -1, np.int64)
+    # Tries grow by one position at a time; a row that shares its context with nobody is left where it parts.
+    current, alive, taken = start.copy(), start >= 0, 0
+    for depth in range(int(batch.lengths.max(initial=0))):
+        alive &= batch.lengths > depth
+        rows = np.flatnonzero(alive)
+        if len(rows) < 2:
+            break
+        _, inverse, counts = np.unique(current[rows], return_inverse=True, return_counts=True)
+        shared = counts[inverse] > 1
+        alive[rows[~shared]] = False
+        rows, inverse = rows[shared], inverse[shared]
+        places = batch.offsets[rows] + depth
+        result[places] = taken + inverse
+        taken += len(counts)
+        _, current[rows] = np.unique(np.stack([inverse, ids[places]]), axis=1, return_inverse=True)
+    return result

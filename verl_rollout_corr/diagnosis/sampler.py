@@ -1,0 +1,264 @@
+"""Detectors of a sampler that changes the distribution: temperature, truncation, a vocabulary mask, penalties.
+
+What they rest on, with a ~ mu and l = log pi - log mu:
+
+- E[r] = 1 in every context where mu covers pi. Where mu leaves tokens out, E[r] = S, the mass that it kept.
+- With mu proportional to pi^k (temperature 1/k) log mu - k log pi is constant within a context: rows of a group that
+  share their first tokens give k from the tokens in which they part, exactly, and whatever else is constant there.
+- Because E[r - 1] = 0 given the context, r - 1 is an instrument: k = cov(r - 1, log mu) / cov(r - 1, log pi), from all
+  tokens, where mu covers pi.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from verl_rollout_corr.diagnosis.gross import finding, not_found
+from verl_rollout_corr.diagnosis.records import Checked, Finding
+from verl_rollout_corr.diagnosis.view import View
+
+LEAST_SHARE = 0.04
+"""A cause that explains less of the mean square of l is not worth a name."""
+KNOTS = 6
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value and its standard error; infinite where the data have none."""
+
+    value: float
+    error: float = float("inf")
+
+
+def within_contexts(view: View) -> tuple[Estimate, float]:
+    """k from tokens that part in a shared context, and the share of the mean square within contexts it explains."""
+    context = view.context
+    if context is None or not (context >= 0).any():
+        return Estimate(1.0), 0.0
+    chosen = context >= 0
+    _, inverse, counts = np.unique(context[chosen], return_inverse=True, return_counts=True)
+
+    def about_mean(values: np.ndarray) -> np.ndarray:
+        part = values[chosen]
+        return part - (np.bincount(inverse, part) / counts)[inverse]
+
+    ratio, middle = about_mean(view.log_ratio), about_mean(view.middle)
+    apart = middle != 0
+    ratio, middle = ratio[apart], middle[apart]
+    if len(middle) < 12:
+        return Estimate(1.0), 0.0
+    weights = np.ones_like(middle)
+    slope = 0.0
+    for _ in range(8):  # Huber's weights: the noise of BF16 has heavy tails
+        slope = float((weights * ratio * middle).sum() / (weights * middle**2).sum())
+        residual = ratio - slope * middle
+        scale = 1.5 * np.median(np.abs(residual)) / 0.6745 + 1e-12
+        weights = np.minimum(1.0, scale / np.maximum(np.abs(residual), 1e-300))
+    residual = ratio - slope * middle
+    # Twice the plain error: the parts of one context are not independent.
+    error = 1.5 * float(np.sqrt((weights**2 * residual**2 * middle**2).sum()) / (weights * middle**2).sum())
+    explained = 1 - float((weights * residual**2).sum() / max((weights * ratio**2).sum(), 1e-300))
+    return Estimate((2 - slope) / (2 + slope), error), explained
+
+
+def by_instrument(view: View) -> Estimate:
+    """k from all tokens, valid where mu covers pi."""
+    gap = view.ratio - 1
+    gap = gap - gap.mean()
+    strength = float((gap * view.train).sum())
+    if abs(strength) < 1e-12:
+        return Estimate(1.0)
+    k = float((gap * view.rollout).sum() / strength)
+    residual = k * view.train - view.rollout
+    residual -= residual.mean()
+    return Estimate(k, float(np.sqrt((gap**2 * residual**2).sum()) / abs(strength)))
+
+
+def hinges(values: np.ndarray) -> np.ndarray:
+    """(N, KNOTS + 2): a constant, the value, and a bend at each of its quantiles."""
+    knots = np.unique(np.quantile(values, np.linspace(0, 1, KNOTS + 2)[1:-1]))
+    return np.stack([np.ones_like(values), values, *[np.maximum(values - knot, 0) for knot in knots]], axis=1)
+
+
+def winsorised(values: np.ndarray) -> np.ndarray:
+    """Cut at the quantile .995 of their size."""
+    limit = np.quantile(np.abs(values), 0.995)
+    return values.clip(-limit, limit)
+
+
+def residuals(design: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """What least squares leave."""
+    coefficients, *_ = np.linalg.lstsq(design, values, rcond=None)
+    return values - design @ coefficients
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """What the four detectors measured on one view."""
+
+    k: Estimate
+    by_middle: float  # share of the mean square of r - 1 that a curve over the log-prob explains beyond its mean
+    sign_changes: bool  # r - 1 has one sign for likely and the other for unlikely tokens, both surely
+    mean_ratio: Estimate
+    one_sided: float  # 1 - twice the positive half of sum l^2: 1 if l is never positive, 0 if it is symmetric
+    earlier: float  # share that having come before explains beyond that curve
+    earlier_effect: Estimate  # mean of r - 1 of tokens that came before against those that did not
+    per_occurrence: float
+
+
+def measure(view: View) -> Sampler:
+    """Measures a view of at least a few hundred tokens."""
+    gap = winsorised(view.ratio - 1)
+    square = float((gap**2).mean())
+    curve = hinges(view.middle)
+    rest = residuals(curve, gap)
+    mean = Estimate(float(view.ratio.mean()), float(view.ratio.std() / np.sqrt(len(view))))
+    positive = float((view.log_ratio[view.log_ratio > 0] ** 2).sum())
+    seen, effect, each = _earlier(view, gap, curve, rest)
+    return Sampler(
+        k=_temperature(view, mean),
+        by_middle=float((gap.var() - rest.var()) / square) if square else 0.0,
+        sign_changes=_sign_changes(view, gap),
+        mean_ratio=mean,
+        one_sided=1 - 2 * positive / view.energy if view.energy else 0.0,
+        earlier=seen / square if square else 0.0,
+        earlier_effect=effect,
+        per_occurrence=each,
+    )
+
+
+def _temperature(view: View, mean: Estimate) -> Estimate:
+    pairs, _ = within_contexts(view)
+    covered = abs(mean.value - 1) < max(4 * mean.error, 0.01)
+    instrument = by_instrument(view) if covered else Estimate(1.0)
+    # The instrument is weak where the effect is small: its error is then no normal one.
+    if instrument.error > 0.05 * abs(instrument.value - 1):
+        instrument = Estimate(1.0)
+    weights = np.array([pairs.error**-2.0 if pairs.error else 0.0, instrument.error**-2.0])
+    if not weights.sum():
+        return Estimate(1.0)
+    value = float((weights * [pairs.value, instrument.value]).sum() / weights.sum())
+    return Estimate(value, float(weights.sum() ** -0.5))
+
+
+def _sign_changes(view: View, gap: np.ndarray) -> bool:
+    edges = np.quantile(view.middle, [0.25, 0.5])
+    scores = []
+    for part in (view.middle <= edges[0], view.middle > edges[1]):
+        values = gap[part]
+        spread = values.std()
+        scores.append(values.mean() / spread * np.sqrt(len(values)) if spread else 0.0)
+    return scores[0] * scores[1] < 0 and min(map(abs, scores)) > 4
+
+
+def _earlier(view: View, gap: np.ndarray, curve: np.ndarray, rest: np.ndarray) -> tuple[float, Estimate, float]:
+    earlier = view.earlier
+    if earlier is None or not 0.01 < (earlier > 0).mean() < 0.99:
+        return 0.0, Estimate(0.0), 0.0
+    came = (earlier > 0).astype(float)
+    design = np.column_stack([curve, came])
+    after = residuals(design, gap)
+    clean = residuals(curve, came)
+    effect = float((clean * rest).sum() / max((clean**2).sum(), 1e-300))
+    error = float(np.sqrt((clean**2 * after**2).sum()) / max((clean**2).sum(), 1e-300))
+    counts = np.bincount(earlier.clip(max=3), gap, 4) / np.maximum(np.bincount(earlier.clip(max=3), minlength=4), 1)
+    return float(rest.var() - after.var()), Estimate(effect, error), float(counts[3] - counts[1])
+
+
+def detect(view: View) -> tuple[list[Finding], list[Checked]]:
+    """Temperature, truncation or vocabulary mask, and penalties; and what speaks against each."""
+    if len(view) < 200:
+        return [], []
+    seen = measure(view)
+    found: list[Finding] = []
+    against: list[Checked] = []
+    for one in (_find_penalty(seen), _find_temperature(view, seen), _find_truncation(view, seen)):
+        (found if isinstance(one, Finding) else against).append(one)  # type: ignore[arg-type]
+    return found, against
+
+
+def _find_penalty(seen: Sampler) -> Finding | Checked:
+    effect = seen.earlier_effect
+    score = effect.value / effect.error if effect.error else 0.0
+    said = (
+        f"tokens that came before have a ratio {effect.value:+.4f} from that of others as likely "
+        f"({abs(score):.0f} standard errors), {seen.earlier:.1%} of the mean square"
+    )
+    if seen.earlier < 0.03 or abs(score) < 8:
+        return not_found("penalty", said)
+    kind = "it grows with the count" if abs(seen.per_occurrence) > 0.5 * abs(effect.value) else "once for any count"
+    values = {"effect": effect.value, "per_occurrence": seen.per_occurrence}
+    return finding("penalty", seen.earlier, 0.5 + min(abs(score), 40) / 80, (said, kind), values)
+
+
+def _find_temperature(view: View, seen: Sampler) -> Finding | Checked:
+    k, (pairs, explained) = seen.k, within_contexts(view)
+    surely = abs(pairs.value - 1) > 5 * pairs.error and explained > 0.1
+    # A penalty bends the curve too, through the likelihood of what came before: then only shared contexts tell.
+    curved = seen.sign_changes and seen.by_middle > LEAST_SHARE and seen.earlier < 0.5 * seen.by_middle
+    tau = 1 / k.value if k.value > 0.05 else float("inf")
+    said = f"log mu moves {k.value:.3f} (± {k.error:.3f}) as fast as log pi within a context"
+    if not (surely or curved):
+        return not_found("temperature", said)
+    if k.error == float("inf"):
+        k, tau = _rough(view), 1 / _rough(view).value
+        said = f"log mu moves about {k.value:.2f} as fast as log pi (no two rows share a context: a rough value)"
+    error = k.error / k.value**2
+    share = max(seen.by_middle, explained if surely else 0.0)
+    evidence = (
+        said,
+        f"the engine samples at {tau:.3f} (± {error:.3f}) of the trainer's temperature",
+        f"likely and unlikely tokens have ratios on opposite sides of 1 ({seen.by_middle:.0%} of the mean square)",
+    )
+    return finding("temperature", share, 0.99 if surely else 0.9, evidence, {"temperature": tau, "error": error})
+
+
+def _rough(view: View) -> Estimate:
+    """k where nothing better is known: the slope of log mu over log pi, that of the principal axis."""
+    covariance = np.cov(view.train, view.rollout)
+    difference = covariance[1, 1] - covariance[0, 0]
+    slope = (difference + np.sqrt(difference**2 + 4 * covariance[0, 1] ** 2)) / (2 * covariance[0, 1])
+    return Estimate(float(slope), 0.1 * abs(float(slope) - 1) + 0.01)
+
+
+def _find_truncation(view: View, seen: Sampler) -> Finding | Checked:
+    mean = seen.mean_ratio
+    lost = 1 - mean.value
+    score = lost / mean.error if mean.error else 0.0
+    said = f"the mean ratio is {mean.value:.4f} (± {mean.error:.4f}): the mass S of the trainer that the engine keeps"
+    heavy = seen.k.value > 1 + 5 * seen.k.error and lost < 0.02  # a rare token of large r may not have been sampled
+    if score < 6 or seen.one_sided < 0.2 or heavy or lost < 1e-4:
+        return not_found("truncation", said)
+    half = f"l is negative for {(view.log_ratio < 0).mean():.0%} of the tokens"
+    values = {"kept_mass": mean.value, "error": mean.error}
+    share = max(seen.one_sided, lost**2 / max(float((view.ratio - 1).var() + lost**2), 1e-300))
+    vocabulary, why = _is_vocabulary(view, lost)
+    cause = "vocabulary" if vocabulary else "truncation"
+    return finding(cause, share, 0.95, (said, half, *why), values)
+
+
+def _is_vocabulary(view: View, lost: float) -> tuple[bool, tuple[str, ...]]:
+    """Whether ids are left out by name and not for being unlikely."""
+    sampling, tokenizer = view.sample.facts.sampling, view.sample.facts.tokenizer
+    told = [name for name, off in (("top_p", 1), ("top_k", -1), ("top_k", 0), ("min_p", 0)) if name in sampling]
+    if any(sampling[name] not in (1, 1.0, -1, 0, 0.0) for name in told):
+        return False, (f"the run sampled with {', '.join(f'{name}={sampling[name]}' for name in dict.fromkeys(told))}",)
+    sizes = tokenizer.get("model_size"), tokenizer.get("tokenizer_size")
+    if all(isinstance(size, int) for size in sizes) and sizes[0] > sizes[1]:
+        return True, (f"the model has {sizes[0]} ids and the tokenizer {sizes[1]}",)
+    certain = float(((view.rollout == 0.0) & (view.train < -0.02)).mean())
+    if certain > 0.005:
+        return False, (f"{certain:.1%} of the tokens were the only ones kept: log mu is exactly 0.0",)
+    spread = float(winsorised(view.log_ratio).std())
+    if spread < 0.3 * lost:
+        return True, (f"l is nearly constant: {np.median(view.log_ratio):.4f} with a deviation of {spread:.4f}",)
+    # A truncation drops what is less likely than the sampled token: no more than the vocabulary can hold.
+    dropped = -np.expm1(view.log_ratio)
+    size = view.sample.facts.tokenizer.get("model_size") or (int(view.ids.max()) + 1 if view.ids is not None else 0)
+    if size and len(view):
+        impossible = float(((dropped > 0.05) & (dropped > 1.3 * size * np.exp(view.train))).mean())
+        if impossible > 1e-3:
+            return True, (f"{impossible:.2%} of the tokens are less likely than what was left out",)
+    return False, ("what was left out fits behind the sampled tokens",)
