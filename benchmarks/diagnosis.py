@@ -48,24 +48,24 @@ def floor_of(case: Case, seed: int) -> float:
 
 
 def strength_at_twice_the_floor(case: Case) -> float:
-    """Bisects (in the log of the distance from no effect) for a mean square of l of twice the floor, on tuning seeds."""
+    """Bisects for a mean square of l of twice the floor, in the log of the distance from no effect, on tuning seeds."""
     assert case.strengths is not None
     weak, strong = case.strengths
     floors = [floor_of(case, seed) for seed in TUNING]
     low, high = 0.0, 1.0
-    # From weak to strong on a geometric path of the distance to the neutral value.
-    neutral = {"temperature": 1.0, "truncation": None}.get(case.cause)
 
     def at(place: float) -> float:
+        # On a geometric path, of the distance from 1 where 1 is neutral.
         if case.name in ("top-p", "temperature", "hotter engine", "trainer's temperature", "repetition penalty"):
             near, far = abs(1 - weak), abs(1 - strong)
             return 1 + np.sign(strong - 1) * near * (far / near) ** place
         return weak * (strong / weak) ** place
 
-    del neutral
     for _ in range(9):
         middle = (low + high) / 2
-        ratio = np.median([energy(case.make(seed, at(middle))) / floor for seed, floor in zip(TUNING, floors, strict=True)])
+        ratio = np.median(
+            [energy(case.make(seed, at(middle))) / floor for seed, floor in zip(TUNING, floors, strict=True)]
+        )
         low, high = (middle, high) if ratio < 2 else (low, middle)
     return float(at(high))
 
@@ -198,17 +198,18 @@ def judge_mixtures(seeds: range) -> list[tuple[str, tuple[str, str], int, int, i
 
 def table(scores: list[Score], clean: tuple[int, int, Counter[str]], mixtures: list) -> str:
     def listed(counter: Counter[str]) -> str:
-        return ", ".join(f"{name} {count}" for name, count in counter.most_common()) or "–"
+        return ", ".join(f"{name} {count}" for name, count in counter.most_common()) or "-"
 
     lines = [
-        f"**Clean dumps** (BF16 engine, FP32 trainer): {clean[0]} of {clean[1]} with a false alarm ({listed(clean[2])}).",
+        f"**Clean dumps** (BF16 engine, FP32 trainer): {clean[0]} of {clean[1]} with a false alarm "
+        f"({listed(clean[2])}).",
         "",
         "| cause | strength | mean square of l, times the floor | found | largest error | also named | instead |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for score in scores:
-        strength = "–" if score.strength is None else f"{score.strength:.4g}"
-        error = f"{max(score.errors):.4f}" if score.errors and score.cause == "temperature" else "–"
+        strength = "-" if score.strength is None else f"{score.strength:.4g}"
+        error = f"{max(score.errors):.4f}" if score.errors and score.cause == "temperature" else "-"
         times = f"{np.median(score.times):.3g}" if np.isfinite(np.median(score.times)) else "∞"
         lines.append(
             f"| {score.name} | {strength} | {times} | {score.hits} of {score.runs} | {error} | "
@@ -236,14 +237,18 @@ def main() -> None:
         scores.append(judge(case, strength, seeds))
         one = scores[-1]
         print(
-            f"[{time.time() - start:5.0f} s] {one.name:25s} {one.hits}/{one.runs} strength {strength} x{np.median(one.times):.2f} "
+            f"[{time.time() - start:5.0f} s] {one.name:25s} {one.hits}/{one.runs} strength {strength} "
+            f"x{np.median(one.times):.2f} "
             f"also {dict(one.more)} instead {dict(one.instead)} error {max(one.errors, default=0):.4f}",
             flush=True,
         )
     if options.only:
         return
     dumps, wrong = judge_clean(options.clean)
-    print(f"[{time.time() - start:5.0f} s] clean: {dumps} of {options.clean} with a false alarm: {dict(wrong)}", flush=True)
+    print(
+        f"[{time.time() - start:5.0f} s] clean: {dumps} of {options.clean} with a false alarm: {dict(wrong)}",
+        flush=True,
+    )
     text = table(scores, (dumps, options.clean, wrong), judge_mixtures(seeds[:10]))
     if options.write:
         page = PAGE.read_text()

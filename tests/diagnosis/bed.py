@@ -60,9 +60,12 @@ def model(seed: int, vocabulary: int = 160, width: int = 48, heads: int = 4) -> 
     def draw(*shape: int, scale: float) -> Tensor:
         return scale * torch.randn(*shape, generator=generator)
 
+    inner = (width, width, width, width, 2 * width)
     layers = tuple(
-        tuple(draw(width, out, scale=1.4 / math.sqrt(width)) for out in (width, width, width, width, 2 * width))
-        + (draw(2 * width, width, scale=1.0 / math.sqrt(width)),)
+        (
+            *(draw(width, out, scale=1.4 / math.sqrt(width)) for out in inner),
+            draw(2 * width, width, scale=1.0 / math.sqrt(width)),
+        )
         for _ in range(2)
     )
     gain = torch.exp(0.9 * torch.randn(vocabulary, generator=generator)) * 4.0
@@ -178,7 +181,6 @@ def frequency(penalty: float) -> Change:
 @dataclass(frozen=True)
 class Plan:
     """How many rows, how long, from which seed."""
-
 
     prompts: int = 16
     group: int = 8

@@ -192,7 +192,7 @@ CASES: tuple[Case, ...] = (
     Case("top-p", "truncation", sampled(bed.top_p), (0.9999, 0.8)),
     Case("top-k", "truncation", sampled(lambda s: bed.top_k(round(s))), (150, 10)),
     Case("min-p", "truncation", sampled(bed.min_p), (1e-5, 0.2)),
-    Case("vocabulary mask", "vocabulary", sampled(lambda s: bed.only_first(round(s))), (159, 120)),
+    Case("vocabulary mask", "vocabulary", lambda seed, s: sampled(lambda n: bed.only_first(round(n)))(seed, 140)),
     Case("constant offset", "vocabulary", altered(lambda v, u, rng, s: np.minimum(v + s, 0.0)), (0.001, 0.3)),
     Case("repetition penalty", "penalty", sampled(bed.repetition), (1.0005, 1.2)),
     Case("presence penalty", "penalty", sampled(bed.presence), (0.002, 0.5)),

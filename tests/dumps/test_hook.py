@@ -12,8 +12,9 @@ import torch
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.dumps.reader import open_dump
 from verl_rollout_corr.grammar import RolloutCorrConfig
-from verl_rollout_corr.hooks import dump
-from verl_rollout_corr.maths.correction import Correction, correct
+from verl_rollout_corr.hooks import dump, wire
+from verl_rollout_corr.hooks.driver import Decided, TrainerBatch
+from verl_rollout_corr.maths.correction import correct
 
 LAGS = torch.tensor([0, 1, -1, 2])
 
@@ -40,12 +41,14 @@ def batch() -> dict[str, torch.Tensor]:
     }
 
 
-def decided(spec: dict[str, Any], columns: dict[str, torch.Tensor]) -> tuple[RolloutCorrConfig, Correction]:
+def decided(
+    spec: dict[str, Any], columns: dict[str, torch.Tensor], *, nested: bool = False
+) -> tuple[RolloutCorrConfig, TrainerBatch, Decided]:
+    """The correction of the columns, as the driver hands it on."""
     config = parse({"invalid": "reject"} | spec)
     uid = ["a", "a", "b", "b"]
-    columns = columns | {"train_log_probs": columns["old_log_probs"]}
-    return config, correct(
-        columns["train_log_probs"],
+    result = correct(
+        columns["old_log_probs"],
         columns["rollout_log_probs"],
         columns["response_mask"],
         config,
@@ -53,37 +56,52 @@ def decided(spec: dict[str, Any], columns: dict[str, torch.Tensor]) -> tuple[Rol
         group_ids=uid,
         staleness=LAGS,
     )
+    shipped = {} if result.weights is None else {wire.WEIGHTS: result.weights}
+    keep = None if spec.get("mode") == "bypass" else result.keep
+    if nested:
+        columns = {name: jagged(column) for name, column in columns.items() if name != "attention_mask"}
+        shipped = {name: jagged(column) for name, column in shipped.items()}
+        keep = None if keep is None else jagged(keep)
+    return config, TrainerBatch(columns, uid, [None] * 4, 1, (False, False, False, True)), Decided(shipped, keep)
+
+
+def jagged(column: torch.Tensor) -> torch.Tensor:
+    rows = [row[:length] for row, length in zip(column, (5, 4, 3, 1), strict=True)]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def test_the_rows_of_an_update() -> None:
-    columns = batch()
-    config, result = decided({"weights": {"level": "token", "upper": 2.0}}, columns)
-    update = dump.update_of(7, columns, config, result, uid=["a", "a", "b", "b"], lags=LAGS)
+    config, given, decision = decided({"weights": {"level": "token", "upper": 2.0}}, batch())
+    update = dump.update_of(7, given, config, decision, LAGS)
     assert list(update.lengths) == [4, 4, 2, 0] and list(update.prompt_lengths) == [2, 1, 2, 0]
     assert update.weights is not None and update.weights[1].tolist() == [1.0, 0.0, 2.0, 1.0, 0.0]
     assert update.keep is not None and update.keep[2].tolist() == [0, 0, 0, 0, 0]
     assert (update.step, list(update.lag)) == (7, [0, 1, -1, 2])
 
 
-def test_lengths_of_nested_columns_are_given() -> None:
-    columns = batch()
-    del columns["attention_mask"]
-    columns |= {"response_lengths": torch.tensor([5, 4, 3, 1]), "prompt_lengths": torch.tensor([9, 8, 7, 6])}
-    config, result = decided({}, columns)
-    update = dump.update_of(1, columns, config, result, uid=None, lags=LAGS)
-    assert list(update.lengths) == [5, 4, 3, 1] and list(update.prompt_lengths) == [9, 8, 7, 6]
+def test_jagged_columns_bring_their_lengths() -> None:
+    config, given, decision = decided({"weights": {"level": "token", "upper": 2.0}}, batch(), nested=True)
+    update = dump.update_of(1, given, config, decision, LAGS)
+    assert list(update.lengths) == [5, 4, 3, 1] and update.prompt_lengths is None
+    assert update.weights is not None and update.weights[1].tolist() == [1.0, 0.0, 2.0, 1.0, 0.0]
+    assert update.response_ids is not None and update.response_ids[2].tolist() == [10, 11, 12, 0, 0]
 
 
 def test_what_rejected_a_row() -> None:
     columns = batch()
     spec = {"reject": {"token_k1": {"upper": 2.0}, "seq_mean_k3": {"upper": 0.9}, "seq_max_k2": {"upper": 9}}}
-    config, result = decided(spec | {"min_group_kept": 2}, columns)
+    spec |= {"min_group_kept": 2}
+
     # Row 1: token 2 has r = e > 2, and its mean k3 is (e - 2) / 3 = .24. Its other tokens stay: group a has two rows.
-    found = dump.rejections(columns, config, result, LAGS)
-    assert found == [[], ["token_k1"], ["invalid"], []]
+    def found() -> Any:
+        config, given, decision = decided(spec, columns)
+        return dump.update_of(1, given, config, decision, LAGS).rejected_by
+
+    assert found() == [[], ["token_k1"], ["invalid"], []]
     columns["response_mask"][3, 0] = 1
-    config, result = decided(spec | {"min_group_kept": 2}, columns)
-    assert dump.rejections(columns, config, result, LAGS)[3] == ["min_group_kept"]
+    assert found()[3] == ["min_group_kept"]
+    spec |= {"reject": spec["reject"] | {"lag": {"upper": 1}}}
+    assert found()[3] == ["lag"]
 
 
 def trainer(step: int = 1) -> Any:
@@ -96,13 +114,10 @@ def trainer(step: int = 1) -> Any:
 
 @pytest.mark.parametrize("mode", ["decoupled", "bypass"])
 def test_written_while_the_actor_updates(mode: str, tmp_path: Path) -> None:
-    columns = batch()
-    config, result = decided({"dump": {"dir": str(tmp_path), "every": 2}, "mode": mode}, columns)
-    given = result if mode == "decoupled" else None
+    config, given, decision = decided({"dump": {"dir": str(tmp_path), "every": 2}, "mode": mode}, batch())
     who = trainer()
     for who.global_steps in (1, 2, 3):
-        padding = torch.tensor([False, False, False, True])
-        with dump.written(who, config, columns, given, uid=["a", "a", "b", "b"], lags=LAGS, padding=padding):
+        with dump.written(who, config, given, decision, LAGS):
             pass
     opened = open_dump(tmp_path)
     batches = list(opened.batches())
@@ -118,17 +133,15 @@ def test_written_while_the_actor_updates(mode: str, tmp_path: Path) -> None:
 
 
 def test_without_a_directory_nothing_is_written() -> None:
-    columns = batch()
-    config, result = decided({}, columns)
+    config, given, decision = decided({}, batch())
     who = trainer()
-    with dump.written(who, config, columns, result, uid=None, lags=LAGS):
+    with dump.written(who, config, given, decision, LAGS):
         pass
     assert not hasattr(who, "_rollout_corr_dump")
 
 
 def test_what_the_update_raises_comes_out_after_the_file(tmp_path: Path) -> None:
-    columns = batch()
-    config, result = decided({"dump": {"dir": str(tmp_path)}}, columns)
-    with pytest.raises(KeyError), dump.written(trainer(), config, columns, result, uid=None, lags=LAGS):
+    config, given, decision = decided({"dump": {"dir": str(tmp_path)}}, batch())
+    with pytest.raises(KeyError), dump.written(trainer(), config, given, decision, LAGS):
         raise KeyError
     assert open_dump(tmp_path).rows == 4

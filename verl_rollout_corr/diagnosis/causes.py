@@ -20,8 +20,8 @@ CAUSES: dict[str, Cause] = {
         Cause(
             "sentinel",
             "a stand-in where the engine has no log-prob",
-            "Find why the engine returned no log-prob for these tokens (truncated answers, aborted requests); until then "
-            "rollout_corr.invalid=reject leaves such sequences out and counts them.",
+            "Find why the engine returned no log-prob for these tokens (truncated answers, aborted requests); until "
+            "then rollout_corr.invalid=reject leaves such sequences out and counts them.",
         ),
         Cause(
             "zeros",
@@ -38,8 +38,8 @@ CAUSES: dict[str, Cause] = {
         Cause(
             "shift",
             "log-probs shifted against the tokens",
-            "One side's log-probs belong to the neighbouring token: compare logits[t] with token t + 1 once, and look for "
-            "a prompt token (or a BOS) that one side counts and the other does not.",
+            "One side's log-probs belong to the neighbouring token: compare logits[t] with token t + 1 once, and look "
+            "for a prompt token (or a BOS) that one side counts and the other does not.",
         ),
         Cause(
             "permuted",
@@ -50,8 +50,8 @@ CAUSES: dict[str, Cause] = {
         Cause(
             "not_loaded",
             "the engine runs other weights",
-            "The two sides describe unrelated models: check that the weights are loaded and synchronised before the first "
-            "rollout (load_format: dummy is never overwritten where the synchronisation fails).",
+            "The two sides describe unrelated models: check that the weights are loaded and synchronised before the "
+            "first rollout (load_format: dummy is never overwritten where the synchronisation fails).",
         ),
         Cause(
             "stale",
@@ -68,20 +68,20 @@ CAUSES: dict[str, Cause] = {
         Cause(
             "temperature",
             "a temperature on one side only",
-            "Divide the trainer's logits by the temperature of the rollout (verl: actor_rollout_ref.rollout.temperature is "
-            "used on both sides), or make the engine return processed log-probs.",
+            "Divide the trainer's logits by the temperature of the rollout (verl: actor_rollout_ref.rollout."
+            "temperature is used on both sides), or make the engine return processed log-probs.",
         ),
         Cause(
             "truncation",
             "truncated sampling (top-p, top-k or min-p), renormalised by the engine",
-            "Set top_p=1, top_k=-1 and min_p=0 for training rollouts. With truncation every ratio is off by the kept mass, "
-            "and geometric bands (geo_rs) reject every row.",
+            "Set top_p=1, top_k=-1 and min_p=0 for training rollouts. With truncation every ratio is off by the kept "
+            "mass, and geometric bands (geo_rs) reject every row.",
         ),
         Cause(
             "vocabulary",
             "a mask on the vocabulary, or a constant offset",
-            "The engine gives some ids no probability (padding ids of the embedding, logit_bias, allowed or bad words) and "
-            "the trainer does: mask the same ids in the trainer, or none.",
+            "The engine gives some ids no probability (padding ids of the embedding, logit_bias, allowed or bad words) "
+            "and the trainer does: mask the same ids in the trainer, or none.",
         ),
         Cause(
             "penalty",
@@ -110,14 +110,14 @@ CAUSES: dict[str, Cause] = {
         Cause(
             "truncated_tail",
             "no log-probs behind the engine's length",
-            "The engine's limit (max_model_len, max_tokens or its log-probs' buffer) is below the trainer's: raise it, or "
-            "mask what is behind it.",
+            "The engine's limit (max_model_len, max_tokens or its log-probs' buffer) is below the trainer's: raise it, "
+            "or mask what is behind it.",
         ),
         Cause(
             "mask",
             "a response mask on tokens that the policy did not sample",
-            "Whole blocks under the mask have no log-prob of the engine: tool, user or padding tokens. Set response_mask to "
-            "0 there.",
+            "Whole blocks under the mask have no log-prob of the engine: tool, user or padding tokens. Set "
+            "response_mask to 0 there.",
         ),
         Cause(
             "length",

@@ -100,7 +100,11 @@ def _fine(view: View) -> tuple[list[Finding], list[Checked]]:
     found, against = sampler.detect(view)
     noise = places.Noise(view)
     named = {one.cause for one in found}
-    verdicts: list[Finding | Checked] = [places.by_lag(view, noise), places.by_token(view, noise)]
+    # A sampler that changes the distribution makes rows of flat contexts stand apart: then only known lags tell.
+    verdicts: list[Finding | Checked] = [
+        places.by_lag(view, noise, only_known=bool(named)),
+        places.by_token(view, noise),
+    ]
     # A penalty grows with what came before, and truncation, temperature and masks have large ratios of their own.
     if not named & {"penalty"}:
         verdicts.append(places.by_position(view, noise))
@@ -129,8 +133,8 @@ def _length(view: View) -> Finding | Checked:
     spread = float(sums.std())
     small = float((np.abs(sums) > 2).mean())
     said = (
-        f"the log of the sequence's product is {typical:+.2f} in the median (± {spread:.2f}), at up to {longest} tokens; "
-        f"{small:.0%} of the products are beyond e^±2"
+        f"the log of the sequence's product is {typical:+.2f} in the median (± {spread:.2f}), at up to {longest} "
+        f"tokens; {small:.0%} of the products are beyond e^±2"
     )
     if small < 0.25:
         return gross.not_found("length", said)
@@ -148,7 +152,9 @@ def _notes(dump: Dump, measured: Measured) -> tuple[str, ...]:
     if dump.runs > 1:
         notes.append(f"the files are of {dump.runs} runs; facts are those of the first")
     if measured.invalid:
-        notes.append(f"{measured.invalid} of {measured.tokens} tokens have no usable log-prob and are left out of the size")
+        notes.append(
+            f"{measured.invalid} of {measured.tokens} tokens have no usable log-prob and are left out of the size"
+        )
     return tuple(notes)
 
 
@@ -162,5 +168,3 @@ def _verdict(findings: tuple[Finding, ...], size: Size | None) -> str:
     if any(one.cause == "low_precision" for one in findings):
         return f"No more than {CAUSES['low_precision'].title}{large}."
     return f"The two sides agree{large}."
-
-

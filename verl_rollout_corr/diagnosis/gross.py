@@ -109,7 +109,9 @@ def _constant(view: View, tokens: np.ndarray, left: np.ndarray, value: float, si
 
     tail = _tail_start(view, tokens)
     if tail is not None:
-        return explained("truncated_tail", f"all of them from position {tail} on, to the end of their rows", position=tail)
+        return explained(
+            "truncated_tail", f"all of them from position {tail} on, to the end of their rows", position=tail
+        )
     if per_row[whole].sum() > 0.8 * count:
         return explained("constant", f"{int(whole.sum())} whole rows of {len(total[total > 0])}")
     one = _one_id(view, tokens)
@@ -208,8 +210,8 @@ def misplaced(view: View) -> list[Explained]:
         shift = max(SHIFTS, key=lambda s: int((distances[s][shifted] == best[shifted]).sum()))
         tokens = shifted[view.row]
         evidence = (
-            f"{shifted.sum()} of {len(own)} rows fit when the engine's log-probs are moved by {-shift:+d}: the median of "
-            f"|l| falls from {np.median(own[shifted]):.3g} to {np.median(best[shifted]):.3g}",
+            f"{shifted.sum()} of {len(own)} rows fit when the engine's log-probs are moved by {-shift:+d}: the median "
+            f"of |l| falls from {np.median(own[shifted]):.3g} to {np.median(best[shifted]):.3g}",
         )
         found.append(Explained(finding("shift", _share(view, tokens), 1.0, evidence, {"shift": -shift}), tokens))
         off &= ~shifted

@@ -53,7 +53,8 @@ def by_token(view: View, noise: Noise) -> Verdict:
     error = float(noise.rest[of_id].std() / np.sqrt(counts[worst])) + 1e-12
     second = float(np.sort(explained)[-2]) if len(explained) > 1 else 0.0
     said = (
-        f"token id {kinds[worst]} ({counts[worst]} times) has a mean l of {mean:+.3f}, {share:.1%} of the mean square of l"
+        f"token id {kinds[worst]} ({counts[worst]} times) has a mean l of {mean:+.3f}, "
+        f"{share:.1%} of the mean square of l"
     )
     if share < 0.15 or abs(mean) < 6 * error or explained[worst] < 3 * second:
         return not_found("token", said)
@@ -70,7 +71,10 @@ def by_position(view: View, noise: Noise) -> Verdict:
         return not_found("position", "the responses are too short to tell")
     means = np.bincount(quarters, noise.relative) / np.bincount(quarters)
     growth = float(means[-1] / max(means[0], 1e-300))
-    said = f"tokens as likely have {growth:.2g} times the mean square of l in the last quarter of positions as in the first"
+    said = (
+        f"tokens as likely have {growth:.2g} times the mean square of l in the last quarter of positions that they "
+        "have in the first"
+    )
     steady = np.all(np.diff(means) > -0.1 * means[:-1])
     if growth < 2.2 or not steady:
         return not_found("position", said)
@@ -86,19 +90,22 @@ def _quarters(values: np.ndarray) -> np.ndarray | None:
     return np.searchsorted(edges, values, side="right")
 
 
-def by_lag(view: View, noise: Noise) -> Verdict:
-    """Rows of older weights, by their lag where it is known, else by rows that stand apart."""
+def by_lag(view: View, noise: Noise, *, only_known: bool = False) -> Verdict:
+    """Rows of older weights, by their lag where it is known, else (unless `only_known`) by rows that stand apart."""
     lag = view.sample.batch.lag[view.row]
     fresh, old = lag == 0, lag > 0
     if fresh.sum() >= 100 and old.sum() >= 100:
         return _by_known_lag(view, fresh, old)
     if old.all() and typical(view.log_ratio) > BF16:
-        said = f"every row has a lag of at least 1 (on average {lag.mean():.1f}), and no row of lag 0 tells the engine's part"
+        said = (
+            f"every row has a lag of at least 1 (on average {lag.mean():.1f}), and no row of lag 0 "
+            "tells the engine's part"
+        )
         return finding("stale", 1.0, 0.6, (said,), {"fraction": 1.0})
     counts = np.bincount(view.row, minlength=len(view.sample.batch))
     rows = np.flatnonzero(counts >= 6)
-    if len(rows) < 12:
-        return not_found("stale", "too few rows to tell")
+    if len(rows) < 12 or only_known:
+        return not_found("stale", "no lags to tell by" if only_known else "too few rows to tell")
     # The median of a row is not moved by a few tokens.
     size = np.array([np.median(part) for part in _split(np.sqrt(noise.relative), view.row, rows)])
     ordered = np.sort(np.log(size + 1e-12))
@@ -107,20 +114,29 @@ def by_lag(view: View, noise: Noise) -> Verdict:
     tokens = np.isin(view.row, rows[apart])
     share = float((view.log_ratio[tokens] ** 2).sum() / view.energy)
     fraction = float(apart.mean())
-    said = f"{apart.sum()} of {len(rows)} rows stand apart: their typical |l| is {np.exp(gap):.2g} times that of the others"
+    said = (
+        f"{apart.sum()} of {len(rows)} rows stand apart: their typical |l| is {np.exp(gap):.2g} times that of "
+        "the others"
+    )
     if gap < np.log(1.8) or fraction < 0.02 or fraction > 0.9 or share < 0.3 or apart.sum() < 3:
         return not_found("stale", said)
-    return finding("stale", share, 0.85, (said, f"they hold {share:.0%} of the mean square of l"), {"fraction": fraction})
+    return finding(
+        "stale", share, 0.85, (said, f"they hold {share:.0%} of the mean square of l"), {"fraction": fraction}
+    )
 
 
 def _by_known_lag(view: View, fresh: np.ndarray, old: np.ndarray) -> Verdict:
     square = winsorised(view.log_ratio) ** 2
     floor, found = float(square[fresh].mean()), float(square[old].mean())
     share = float(((found - floor) * old.sum()) / max(square.sum(), 1e-300))
-    said = f"rows of lag > 0 ({old.mean():.0%} of the tokens) have {found / max(floor, 1e-300):.2g} times the mean square of l of rows of lag 0"
+    times = found / max(floor, 1e-300)
+    said = (
+        f"rows of lag > 0 ({old.mean():.0%} of the tokens) have {times:.2g} times the mean square of l that "
+        "rows of lag 0 have"
+    )
     if found < 1.5 * floor or share < 0.1:
         return not_found("stale", said)
-    return finding("stale", share, 0.95, (said,), {"fraction": float(old.mean()), "times": found / max(floor, 1e-300)})
+    return finding("stale", share, 0.95, (said,), {"fraction": float(old.mean()), "times": times})
 
 
 def _split(values: np.ndarray, row: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
@@ -169,7 +185,10 @@ def by_size(view: View, noise: Noise) -> Verdict:
         return not_found("outliers", "too few tokens to tell")
     gaps = np.log(size[2:most] / np.maximum(size[3 : most + 1], 1e-300)) if most > 3 else np.zeros(1)
     place = int(np.argmax(gaps)) + 2
-    said = f"the {place + 1} largest |l| hold {energy[place]:.0%} of its mean square; the next is {np.exp(gaps.max()):.2g} times smaller"
+    said = (
+        f"the {place + 1} largest |l| hold {energy[place]:.0%} of its mean square; the next is "
+        f"{np.exp(gaps.max()):.2g} times smaller"
+    )
     if gaps.max() < np.log(1.5) or energy[place] < 0.3 or place + 1 < 3:
         return not_found("outliers", said)
     return finding(

@@ -11,8 +11,11 @@ from verl_rollout_corr.diagnosis.records import Checked, Finding
 from verl_rollout_corr.diagnosis.view import View
 
 SIZES: tuple[tuple[str, float], ...] = (("FP32", 2e-4), ("FP16", 8e-3), ("BF16", 8e-2))
-"""Typical |l| (the root mean square without the largest percent) that a format makes at most. BF16: vLLM against an FP32
-trainer is .01 to .05 per token in public measurements (TRL issue 6789: .042 to .055); FP16 has 8 times finer steps."""
+"""Typical |l| (the root mean square without the largest percent) that a format makes at most.
+
+BF16: vLLM against an FP32 trainer is .01 to .05 per token in public measurements (TRL issue 6789: .042 to .055). FP16
+has steps eight times finer.
+"""
 
 
 BF16 = SIZES[-1][1]
@@ -29,7 +32,9 @@ def by_precision(view: View, alarms: Sequence[Finding]) -> Finding | Checked:
     """What the rest is: precision, if it is no larger than a format makes it; unknown if nothing else explains it."""
     explained = min(sum(one.share for one in alarms), 1.0)
     size = typical(view.log_ratio) * (1 - explained) ** 0.5
-    said = f"the typical |l| is {typical(view.log_ratio):.2g}" + (f", {size:.2g} without the causes above" if alarms else "")
+    said = f"the typical |l| is {typical(view.log_ratio):.2g}" + (
+        f", {size:.2g} without the causes above" if alarms else ""
+    )
     for name, most in SIZES:
         if size <= most:
             if name == "FP32":
@@ -38,7 +43,16 @@ def by_precision(view: View, alarms: Sequence[Finding]) -> Finding | Checked:
             return finding("low_precision", 1 - explained, 0.7, (said, expected), {"typical": size})
     if alarms:
         return not_found("low_precision", f"{said}: more than BF16 makes")
-    return finding("unknown", 1.0, 0.5, (said, "noise without a pattern, more than BF16 makes: quantised rollouts (FP8, INT8), or slightly other weights"), {"typical": size})
+    return finding(
+        "unknown",
+        1.0,
+        0.5,
+        (
+            said,
+            "noise without a pattern, more than BF16 makes: quantised rollouts (FP8, INT8), or slightly other weights",
+        ),
+        {"typical": size},
+    )
 
 
 def by_format(view: View) -> Finding | Checked:

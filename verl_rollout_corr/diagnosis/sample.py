@@ -38,7 +38,9 @@ class Reservoir:
             f"{batch.step[row]}/{batch.uid[row] if batch.uid[row] is not None else f'{batch.file}#{batch.row[row]}'}"
             for row in rows
         ]
-        self._take(np.array([zlib.crc32(name.encode("utf-8", "replace")) for name in names], np.int64), batch.take(rows))
+        self._take(
+            np.array([zlib.crc32(name.encode("utf-8", "replace")) for name in names], np.int64), batch.take(rows)
+        )
 
     def _take(self, hashes: np.ndarray, batch: DumpBatch) -> None:
         kept = np.flatnonzero(hashes < self.threshold)
@@ -111,9 +113,10 @@ class Sample:
         first[self.batch.offsets[:-1][self.batch.lengths > 0]] = True
         starts |= mask & first
         total = np.cumsum(starts)
-        before = total[self.batch.offsets[:-1].clip(max=max(len(mask) - 1, 0))] - starts[
-            self.batch.offsets[:-1].clip(max=max(len(mask) - 1, 0))
-        ]
+        before = (
+            total[self.batch.offsets[:-1].clip(max=max(len(mask) - 1, 0))]
+            - starts[self.batch.offsets[:-1].clip(max=max(len(mask) - 1, 0))]
+        )
         return total - before[self.row] - 1
 
     @cached_property

@@ -33,11 +33,14 @@ class Estimate:
 
 
 def within_contexts(view: View) -> tuple[Estimate, float]:
-    """k from tokens that part in a shared context, and the share of the mean square within contexts it explains."""
+    """K from tokens that part in a shared context, and the share of the mean square within contexts it explains."""
     context = view.context
     if context is None or not (context >= 0).any():
         return Estimate(1.0), 0.0
-    chosen = context >= 0
+    # A token that several rows drew in one context is one observation: its noise is the same in each.
+    pairs = np.stack([context, view.ids if view.ids is not None else np.zeros_like(context)])
+    _, once = np.unique(pairs, axis=1, return_index=True)
+    chosen = once[context[once] >= 0]
     _, inverse, counts = np.unique(context[chosen], return_inverse=True, return_counts=True)
 
     def about_mean(values: np.ndarray) -> np.ndarray:
@@ -64,7 +67,7 @@ def within_contexts(view: View) -> tuple[Estimate, float]:
 
 
 def by_instrument(view: View) -> Estimate:
-    """k from all tokens, valid where mu covers pi."""
+    """K from all tokens, valid where mu covers pi."""
     gap = view.ratio - 1
     gap = gap - gap.mean()
     strength = float((gap * view.train).sum())
@@ -131,14 +134,13 @@ def measure(view: View) -> Sampler:
 
 def _temperature(view: View, mean: Estimate) -> Estimate:
     pairs, _ = within_contexts(view)
-    covered = abs(mean.value - 1) < max(4 * mean.error, 0.01)
-    instrument = by_instrument(view) if covered else Estimate(1.0)
-    # The instrument is weak where the effect is small: its error is then no normal one.
-    if instrument.error > 0.05 * abs(instrument.value - 1):
-        instrument = Estimate(1.0)
-    weights = np.array([pairs.error**-2.0 if pairs.error else 0.0, instrument.error**-2.0])
-    if not weights.sum():
-        return Estimate(1.0)
+    # The instrument is biased by noise where the effect is small: noise is then as large as what it looks for.
+    if pairs.error < 0.01 or abs(mean.value - 1) > max(4 * mean.error, 0.01):
+        return pairs
+    instrument = by_instrument(view)
+    if abs(instrument.value - 1) < 0.15 or instrument.error > 0.05:
+        return pairs
+    weights = np.array([pairs.error**-2.0, instrument.error**-2.0])
     value = float((weights * [pairs.value, instrument.value]).sum() / weights.sum())
     return Estimate(value, float(weights.sum() ** -0.5))
 
@@ -216,7 +218,7 @@ def _find_temperature(view: View, seen: Sampler) -> Finding | Checked:
 
 
 def _rough(view: View) -> Estimate:
-    """k where nothing better is known: the slope of log mu over log pi, that of the principal axis."""
+    """K where nothing better is known: the slope of log mu over log pi, that of the principal axis."""
     covariance = np.cov(view.train, view.rollout)
     difference = covariance[1, 1] - covariance[0, 0]
     slope = (difference + np.sqrt(difference**2 + 4 * covariance[0, 1] ** 2)) / (2 * covariance[0, 1])
@@ -234,13 +236,14 @@ def _find_truncation(view: View, seen: Sampler) -> Finding | Checked:
     half = f"l is negative for {(view.log_ratio < 0).mean():.0%} of the tokens"
     values = {"kept_mass": mean.value, "error": mean.error}
     share = max(seen.one_sided, lost**2 / max(float((view.ratio - 1).var() + lost**2), 1e-300))
-    vocabulary, why = _is_vocabulary(view, lost)
+    level = lost**2 / max(float((winsorised(view.ratio - 1) ** 2).mean()), 1e-300)
+    vocabulary, why = _is_vocabulary(view, constant=seen.by_middle < 0.15 * level)
     cause = "vocabulary" if vocabulary else "truncation"
     return finding(cause, share, 0.95, (said, half, *why), values)
 
 
-def _is_vocabulary(view: View, lost: float) -> tuple[bool, tuple[str, ...]]:
-    """Whether ids are left out by name and not for being unlikely."""
+def _is_vocabulary(view: View, *, constant: bool) -> tuple[bool, tuple[str, ...]]:
+    """Whether ids are left out by name and not for being unlikely. `constant`: likely and unlikely tokens lose as much."""
     sampling, tokenizer = view.sample.facts.sampling, view.sample.facts.tokenizer
     told = [name for name, off in (("top_p", 1), ("top_k", -1), ("top_k", 0), ("min_p", 0)) if name in sampling]
     if any(sampling[name] not in (1, 1.0, -1, 0, 0.0) for name in told):
@@ -251,9 +254,8 @@ def _is_vocabulary(view: View, lost: float) -> tuple[bool, tuple[str, ...]]:
     certain = float(((view.rollout == 0.0) & (view.train < -0.02)).mean())
     if certain > 0.005:
         return False, (f"{certain:.1%} of the tokens were the only ones kept: log mu is exactly 0.0",)
-    spread = float(winsorised(view.log_ratio).std())
-    if spread < 0.3 * lost:
-        return True, (f"l is nearly constant: {np.median(view.log_ratio):.4f} with a deviation of {spread:.4f}",)
+    if constant:
+        return True, (f"l is as far off for likely and unlikely tokens: {np.median(view.log_ratio):.4f}",)
     # A truncation drops what is less likely than the sampled token: no more than the vocabulary can hold.
     dropped = -np.expm1(view.log_ratio)
     size = view.sample.facts.tokenizer.get("model_size") or (int(view.ids.max()) + 1 if view.ids is not None else 0)

@@ -17,14 +17,7 @@ from verl_rollout_corr.diagnosis.records import Bin, Size
 from verl_rollout_corr.dumps.reader import DumpBatch
 from verl_rollout_corr.dumps.schema import NORMAL
 from verl_rollout_corr.grammar import RolloutCorrConfig
-from verl_rollout_corr.maths.collection import (
-    POSITION_BINS,
-    POSITION_EDGES,
-    PROBABILITY_BINS,
-    PROBABILITY_EDGES,
-    STALENESS_BINS,
-    STALENESS_EDGES,
-)
+from verl_rollout_corr.maths.bins import POSITION, PROBABILITY, STALENESS
 from verl_rollout_corr.maths.correction import Correction
 from verl_rollout_corr.maths.metrics import finalize
 from verl_rollout_corr.maths.sums import Sums
@@ -91,7 +84,10 @@ def corrected(batch: DumpBatch, config: RolloutCorrConfig) -> Correction:
 
 def group_names(batch: DumpBatch) -> list[str]:
     """A name per row, equal for the rows of one group of one step."""
-    return [f"{step}/{uid if uid is not None else f'#{row}'}" for step, uid, row in zip(batch.step, batch.uid, batch.row, strict=True)]
+    return [
+        f"{step}/{uid if uid is not None else f'#{row}'}"
+        for step, uid, row in zip(batch.step, batch.uid, batch.row, strict=True)
+    ]
 
 
 @lru_cache(maxsize=1)
@@ -143,12 +139,12 @@ class Measured:
         self.sequences += [len(product), product.sum(), (product**2).sum()]
         length = np.bincount(row, batch.mask, len(batch))
         keys = {
-            "probability": np.searchsorted(PROBABILITY_EDGES, np.exp(rollout), side="right"),
-            "position": np.searchsorted(POSITION_EDGES, position[good], side="right"),
+            "probability": np.searchsorted(PROBABILITY.edges, np.exp(rollout), side="right"),
+            "position": np.searchsorted(POSITION.edges, position[good], side="right"),
             "length": np.searchsorted(_LENGTHS, length[row[good]], side="right"),
             "turn": _turns(batch, row)[good].clip(max=_TURNS),
             "step": batch.step[row[good]],
-            "lag": np.searchsorted(STALENESS_EDGES, batch.lag[row[good]], side="right"),
+            "lag": np.searchsorted(STALENESS.edges, batch.lag[row[good]], side="right"),
         }
         if batch.ids is not None:
             keys["token"] = batch.ids[good]
@@ -221,11 +217,11 @@ class Measured:
         """The tables of bins, empty bins left out. Of token ids, those with the largest sums of |l|."""
         length_labels = _labels(_LENGTHS)
         labels: dict[str, Any] = {
-            "probability": PROBABILITY_BINS.__getitem__,
-            "position": POSITION_BINS.__getitem__,
+            "probability": PROBABILITY.labels.__getitem__,
+            "position": POSITION.labels.__getitem__,
             "length": length_labels.__getitem__,
             "turn": lambda key: f"{key + 1}" if key < _TURNS else f"{_TURNS + 1}_up",
-            "lag": STALENESS_BINS.__getitem__,
+            "lag": STALENESS.labels.__getitem__,
         }
         result: dict[str, tuple[Bin, ...]] = {}
         for name, table in self.tables.items():

