@@ -141,6 +141,13 @@ def padding_tokens(seed: int, strength: float) -> Update:
     )
 
 
+def constant_offset(seed: int, strength: float) -> Update:
+    """The trainer has ids that no context prefers (padding of the vocabulary), with a share of the mass everywhere."""
+    update = clean(seed)
+    train = np.where(update.response_mask, update.train_log_probs + np.log1p(-strength), 0.0)
+    return replace(update, train_log_probs=train.astype(np.float32))
+
+
 def eos_appended(values: np.ndarray, update: Update, rng: np.random.Generator, strength: float) -> np.ndarray:
     return np.where(update.response_ids == bed.EOS, 0.0, values)
 
@@ -193,7 +200,7 @@ CASES: tuple[Case, ...] = (
     Case("top-k", "truncation", sampled(lambda s: bed.top_k(round(s))), (150, 10)),
     Case("min-p", "truncation", sampled(bed.min_p), (1e-5, 0.2)),
     Case("vocabulary mask", "vocabulary", lambda seed, s: sampled(lambda n: bed.only_first(round(n)))(seed, 140)),
-    Case("constant offset", "vocabulary", altered(lambda v, u, rng, s: np.minimum(v + s, 0.0)), (0.001, 0.3)),
+    Case("constant offset", "vocabulary", constant_offset, (0.001, 0.3)),
     Case("repetition penalty", "penalty", sampled(bed.repetition), (1.0005, 1.2)),
     Case("presence penalty", "penalty", sampled(bed.presence), (0.002, 0.5)),
     Case("frequency penalty", "penalty", sampled(bed.frequency), (0.002, 0.5)),

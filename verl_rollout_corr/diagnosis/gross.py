@@ -91,9 +91,16 @@ def _repeated(values: np.ndarray, other: np.ndarray, left: np.ndarray) -> float 
         return None
     kinds, counts = np.unique(values[far], return_counts=True)
     most = int(np.argmax(counts))
-    few = counts[most] < max(LEAST, 0.002 * left.sum()) or counts[most] < 0.2 * far.sum()
-    # Certainty is stored as 0.0, and an engine that keeps one token of a truncated distribution is certain.
-    return None if few else float(kinds[most])
+    value, second = float(kinds[most]), int(np.sort(counts)[-2]) if len(counts) > 1 else 0
+    stands_out = counts[most] >= 0.2 * far.sum() or counts[most] >= 5 * second
+    if counts[most] < max(LEAST, 0.001 * left.sum()) or not stands_out:
+        return None
+    if value == 0.0:
+        # An engine that keeps one token of a truncated distribution is certain of it, but of no unlikely one.
+        zero = far & (values == 0.0)
+        if (other[zero] < -2.5).mean() < 0.15:
+            return None
+    return value
 
 
 def _constant(view: View, tokens: np.ndarray, left: np.ndarray, value: float, side: str) -> Explained:
@@ -205,21 +212,26 @@ def misplaced(view: View) -> list[Explained]:
     best = np.min(list(distances.values()), axis=0)
     off = np.isfinite(own) & (own > 0.1)
     shifted = off & (best < _CLOSER * own)
+    least = max(2, 0.01 * np.isfinite(own).sum())
+    swapped = _swapped(view, train, rollout, own, off & ~shifted)
+    # With one of the two, what is far off and fits nowhere, or is too short to tell, is no evidence of anything else.
+    unclear = (off | ~np.isfinite(own)) & ~shifted & ~swapped
+    if shifted.sum() > 0.8 * np.isfinite(own).sum():
+        unclear, swapped = ~shifted, swapped & False
     found: list[Explained] = []
-    if shifted.sum() >= max(2, 0.01 * np.isfinite(own).sum()):
+    if shifted.sum() >= least:
         shift = max(SHIFTS, key=lambda s: int((distances[s][shifted] == best[shifted]).sum()))
-        tokens = shifted[view.row]
+        tokens = (shifted | unclear)[view.row]
         evidence = (
             f"{shifted.sum()} of {len(own)} rows fit when the engine's log-probs are moved by {-shift:+d}: the median "
             f"of |l| falls from {np.median(own[shifted]):.3g} to {np.median(best[shifted]):.3g}",
         )
         found.append(Explained(finding("shift", _share(view, tokens), 1.0, evidence, {"shift": -shift}), tokens))
-        off &= ~shifted
     else:
         found.append(Explained(None, nothing, (not_found("shift", "no row fits better when moved by one or two"),)))
-    swapped = _swapped(view, train, rollout, np.where(off, own, np.inf), off)
-    if swapped.sum() >= 2:
-        tokens = swapped[view.row]
+    # Of unrelated rows some resemble another by chance.
+    if swapped.sum() >= max(least, 0.5 * (off & ~shifted).sum()):
+        tokens = (swapped | unclear)[view.row]
         evidence = (f"{swapped.sum()} of {len(own)} rows have the log-probs of another row of their step",)
         share = float(swapped.mean())
         found.append(Explained(finding("permuted", _share(view, tokens), 1.0, evidence, {"fraction": share}), tokens))

@@ -29,12 +29,23 @@ class Noise:
 
     @cached_property
     def relative(self) -> np.ndarray:
-        """(N,) the square of the rest, cut at its quantile .995, over its mean among tokens as likely."""
+        """(N,) the square of the rest, cut at its quantile .99, over its mean among tokens as likely."""
         square = winsorised(self.rest) ** 2
         edges = np.unique(np.quantile(self.view.middle, np.linspace(0, 1, 11)[1:-1]))
         bins = np.searchsorted(edges, self.view.middle)
         mean = np.bincount(bins, square) / np.maximum(np.bincount(bins), 1)
         return square / np.maximum(mean[bins], 1e-300)
+
+    @cached_property
+    def size(self) -> np.ndarray:
+        """(N,) |rest| over its median among tokens as likely, cut at 3: a few tokens do not make a row."""
+        edges = np.unique(np.quantile(self.view.middle, np.linspace(0, 1, 21)[1:-1]))
+        bins = np.searchsorted(edges, self.view.middle)
+        size = np.abs(self.rest)
+        median = np.array(
+            [np.median(size[bins == key]) if (bins == key).any() else 1.0 for key in range(len(edges) + 1)]
+        )
+        return np.minimum(size / np.maximum(median[bins], 1e-12), 3.0)
 
 
 def by_token(view: View, noise: Noise) -> Verdict:
@@ -57,11 +68,35 @@ def by_token(view: View, noise: Noise) -> Verdict:
         f"{share:.1%} of the mean square of l"
     )
     if share < 0.15 or abs(mean) < 6 * error or explained[worst] < 3 * second:
-        return not_found("token", said)
-    eos = view.sample.facts.tokenizer.get("eos")
-    last = float(view.last[of_id].mean())
-    where = f"it is the last token of its row in {last:.0%} of the cases" + (", and EOS" if kinds[worst] == eos else "")
-    return finding("token", share, 0.95, (said, where), {"token": float(kinds[worst]), "mean": mean})
+        return _by_spread(view, noise, inverse, kinds, counts) or not_found("token", said)
+    return finding(
+        "token", share, 0.95, (said, _place_of(view, kinds[worst])), {"token": float(kinds[worst]), "mean": mean}
+    )
+
+
+def _place_of(view: View, token: int) -> str:
+    assert view.ids is not None
+    of_id = view.ids == token
+    eos = ", and EOS" if token == view.sample.facts.tokenizer.get("eos") else ""
+    return f"it is the last token of its row in {view.last[of_id].mean():.0%} of the cases{eos}"
+
+
+def _by_spread(view: View, noise: Noise, inverse: np.ndarray, kinds: np.ndarray, counts: np.ndarray) -> Finding | None:
+    """An id whose l is large, of either sign: a head or an embedding of its own."""
+    square = np.bincount(inverse, noise.relative)
+    often = counts / counts.sum()
+    share = square / max(float(square.sum()), 1e-300)
+    # Of noise an id has the share that it has of the tokens.
+    worst = int(np.argmax(np.where((counts >= 20) & (share > 5 * often), share, 0.0)))
+    if counts[worst] < 20 or share[worst] < max(0.1, 5 * often[worst]):
+        return None
+    said = (
+        f"token id {kinds[worst]} is {often[worst]:.1%} of the tokens and has {share[worst]:.0%} of the mean square of "
+        "l, relative to tokens as likely"
+    )
+    return finding(
+        "token", float(share[worst]), 0.85, (said, _place_of(view, kinds[worst])), {"token": float(kinds[worst])}
+    )
 
 
 def by_position(view: View, noise: Noise) -> Verdict:
@@ -69,14 +104,17 @@ def by_position(view: View, noise: Noise) -> Verdict:
     quarters = _quarters(view.position)
     if quarters is None:
         return not_found("position", "the responses are too short to tell")
-    means = np.bincount(quarters, noise.relative) / np.bincount(quarters)
+    counts = np.bincount(quarters)
+    means = np.bincount(quarters, noise.relative) / counts
+    spread = np.bincount(quarters, noise.relative**2) / counts - means**2
     growth = float(means[-1] / max(means[0], 1e-300))
+    score = float((means[-1] - means[0]) / np.sqrt(spread[0] / counts[0] + spread[-1] / counts[-1] + 1e-300))
     said = (
         f"tokens as likely have {growth:.2g} times the mean square of l in the last quarter of positions that they "
-        "have in the first"
+        f"have in the first ({score:.1f} standard errors)"
     )
     steady = np.all(np.diff(means) > -0.1 * means[:-1])
-    if growth < 2.2 or not steady:
+    if growth < 1.8 or score < 5 or not steady:
         return not_found("position", said)
     # The first quarter has little of it: what is above that level is the share.
     share = float(1 - means[0] * len(view) / noise.relative.sum())
@@ -106,23 +144,30 @@ def by_lag(view: View, noise: Noise, *, only_known: bool = False) -> Verdict:
     rows = np.flatnonzero(counts >= 6)
     if len(rows) < 12 or only_known:
         return not_found("stale", "no lags to tell by" if only_known else "too few rows to tell")
-    # The median of a row is not moved by a few tokens.
-    size = np.array([np.median(part) for part in _split(np.sqrt(noise.relative), view.row, rows)])
-    ordered = np.sort(np.log(size + 1e-12))
+    means, spread = _row_sizes(noise.size, view.row, rows)
+    ordered = np.sort(np.log(means))
     place, gap = _cut(ordered)
-    apart = np.log(size + 1e-12) > ordered[place]
+    apart = np.log(means) > ordered[place]
     tokens = np.isin(view.row, rows[apart])
     share = float((view.log_ratio[tokens] ** 2).sum() / view.energy)
-    fraction = float(apart.mean())
+    fraction, scatter = float(apart.mean()), float(means.var() / np.mean(spread))
     said = (
-        f"{apart.sum()} of {len(rows)} rows stand apart: their typical |l| is {np.exp(gap):.2g} times that of "
-        "the others"
+        f"{apart.sum()} of {len(rows)} rows stand apart: their typical |l| is {np.exp(gap):.2g} times that of the "
+        f"others, and rows scatter {scatter:.2g} times as much as by chance"
     )
-    if gap < np.log(1.8) or fraction < 0.02 or fraction > 0.9 or share < 0.3 or apart.sum() < 3:
+    # Rows that all claim lag 0 and differ may be of different texts: only a gap that texts do not make counts.
+    least = 0.45 if fresh.all() else 0.28
+    if gap < least or scatter < 2 or not 0.02 <= fraction <= 0.9 or share < 0.3 or apart.sum() < 3:
         return not_found("stale", said)
     return finding(
         "stale", share, 0.85, (said, f"they hold {share:.0%} of the mean square of l"), {"fraction": fraction}
     )
+
+
+def _row_sizes(size: np.ndarray, row: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean size of each row's tokens, and its variance if they were independent."""
+    parts = _split(size, row, rows)
+    return np.array([part.mean() for part in parts]), np.array([part.var() / len(part) for part in parts])
 
 
 def _by_known_lag(view: View, fresh: np.ndarray, old: np.ndarray) -> Verdict:
@@ -150,12 +195,8 @@ def _cut(ordered: np.ndarray) -> tuple[int, float]:
     total, count = np.cumsum(ordered), np.arange(1, len(ordered) + 1)
     left = total[:-1] / count[:-1]
     right = (total[-1] - total[:-1]) / (len(ordered) - count[:-1])
-    between = count[:-1] * (len(ordered) - count[:-1]) * (right - left) ** 2
-    place = int(np.argmax(between))
-    inside = np.concatenate([ordered[: place + 1] - left[place], ordered[place + 1 :] - right[place]])
-    # Apart by more than they scatter: rows of one kind, cut in two at their mean, are 2.7 deviations apart.
-    gap = float(right[place] - left[place])
-    return place, gap if gap > 3.5 * inside.std() else 0.0
+    place = int(np.argmax(count[:-1] * (len(ordered) - count[:-1]) * (right - left) ** 2))
+    return place, float(right[place] - left[place])
 
 
 def by_step(steps: np.ndarray, sizes: np.ndarray) -> Verdict:
@@ -189,7 +230,11 @@ def by_size(view: View, noise: Noise) -> Verdict:
         f"the {place + 1} largest |l| hold {energy[place]:.0%} of its mean square; the next is "
         f"{np.exp(gaps.max()):.2g} times smaller"
     )
-    if gaps.max() < np.log(1.5) or energy[place] < 0.3 or place + 1 < 3:
+    few = max(int(0.002 * len(size)), 5) - 1
+    if energy[few] >= 0.43:
+        place = few
+        said = f"the {few + 1} largest |l| hold {energy[few]:.0%} of its mean square, all above {size[few]:.2g}"
+    elif gaps.max() < np.log(1.5) or energy[place] < 0.3 or place + 1 < 3:
         return not_found("outliers", said)
     return finding(
         "outliers", float(energy[place]), 0.85, (said,), {"tokens": float(place + 1), "least": float(size[place])}

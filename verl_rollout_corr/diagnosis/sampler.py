@@ -86,8 +86,8 @@ def hinges(values: np.ndarray) -> np.ndarray:
 
 
 def winsorised(values: np.ndarray) -> np.ndarray:
-    """Cut at the quantile .995 of their size."""
-    limit = np.quantile(np.abs(values), 0.995)
+    """Cut at the quantile .99 of their size."""
+    limit = np.quantile(np.abs(values), 0.99)
     return values.clip(-limit, limit)
 
 
@@ -159,14 +159,22 @@ def _earlier(view: View, gap: np.ndarray, curve: np.ndarray, rest: np.ndarray) -
     earlier = view.earlier
     if earlier is None or not 0.01 < (earlier > 0).mean() < 0.99:
         return 0.0, Estimate(0.0), 0.0
-    came = (earlier > 0).astype(float)
-    design = np.column_stack([curve, came])
-    after = residuals(design, gap)
-    clean = residuals(curve, came)
-    effect = float((clean * rest).sum() / max((clean**2).sum(), 1e-300))
-    error = float(np.sqrt((clean**2 * after**2).sum()) / max((clean**2).sum(), 1e-300))
-    counts = np.bincount(earlier.clip(max=3), gap, 4) / np.maximum(np.bincount(earlier.clip(max=3), minlength=4), 1)
-    return float(rest.var() - after.var()), Estimate(effect, error), float(counts[3] - counts[1])
+    came, count = (earlier > 0).astype(float), np.log1p(earlier)
+    after = residuals(np.column_stack([curve, came, count]), gap)
+    # The effect is that of the one that says more: a penalty counts, or it does not.
+    effects = [_effect(residuals(curve, column), rest) for column in (came, count)]
+    effect = max(effects, key=lambda one: abs(one.value / one.error) if one.error else 0.0)
+    means = np.bincount(earlier.clip(max=3), gap, 4) / np.maximum(np.bincount(earlier.clip(max=3), minlength=4), 1)
+    return float(rest.var() - after.var()), effect, float(means[3] - means[1])
+
+
+def _effect(column: np.ndarray, rest: np.ndarray) -> Estimate:
+    """The slope of `rest` over a column, with its standard error whatever the variances are."""
+    size = float((column**2).sum())
+    if not size:
+        return Estimate(0.0)
+    slope = float((column * rest).sum() / size)
+    return Estimate(slope, float(np.sqrt((column**2 * (rest - slope * column) ** 2).sum()) / size))
 
 
 def detect(view: View) -> tuple[list[Finding], list[Checked]]:
@@ -243,7 +251,7 @@ def _find_truncation(view: View, seen: Sampler) -> Finding | Checked:
 
 
 def _is_vocabulary(view: View, *, constant: bool) -> tuple[bool, tuple[str, ...]]:
-    """Whether ids are left out by name and not for being unlikely. `constant`: likely and unlikely tokens lose as much."""
+    """Whether ids are left out by name and not for being unlikely. `constant`: likely tokens lose as much as others."""
     sampling, tokenizer = view.sample.facts.sampling, view.sample.facts.tokenizer
     told = [name for name, off in (("top_p", 1), ("top_k", -1), ("top_k", 0), ("min_p", 0)) if name in sampling]
     if any(sampling[name] not in (1, 1.0, -1, 0, 0.0) for name in told):

@@ -21,9 +21,7 @@ from verl_rollout_corr.configuration.parser import to_mapping
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.entrance import row_lengths
-from verl_rollout_corr.maths.criteria import judge
-from verl_rollout_corr.maths.inputs import invalid_tokens
-from verl_rollout_corr.maths.log_ratio import token_log_probs
+from verl_rollout_corr.maths.rejections import rejected_rows
 from verl_rollout_corr.maths.scopes import to_padded
 
 if TYPE_CHECKING:
@@ -93,19 +91,15 @@ def update_of(step: int, batch: TrainerBatch, config: RolloutCorrConfig, decided
 
 def rejections(columns: dict[str, Tensor], config: RolloutCorrConfig, keep: Tensor, lags: Tensor) -> list[list[str]]:
     """For each row the names of what rejected a token of it: criteria, `invalid`, `min_group_kept`. Padded (B, T)."""
-    mask = columns["response_mask"].bool()
-    train, rollout = columns["old_log_probs"], columns["rollout_log_probs"]
-    invalid = invalid_tokens(train, rollout, mask).any(dim=1)
-    tokens = token_log_probs(train, rollout, mask & ~invalid[:, None])
-    advantages = columns.get("advantages")
-    advantages = None if advantages is None else advantages.double()
-    found: dict[str, Tensor] = {"invalid": invalid}
-    passing = tokens.mask
-    for criterion in config.reject:
-        passes = judge(criterion, tokens, advantages, lags).passes
-        found[criterion.name] = (tokens.mask & ~passes).any(dim=1)
-        passing = passing & passes
-    found["min_group_kept"] = (passing & ~keep.bool()).any(dim=1)
+    found = rejected_rows(
+        columns["old_log_probs"],
+        columns["rollout_log_probs"],
+        columns["response_mask"],
+        config,
+        keep,
+        advantages=columns.get("advantages"),
+        staleness=lags,
+    )
     names = list(found)
     table = torch.stack(list(found.values()), dim=1).tolist()
     return [[name for name, rejects in zip(names, row, strict=True) if rejects] for row in table]

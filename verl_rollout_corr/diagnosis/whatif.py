@@ -1,0 +1,369 @@
+"""What a preset would have done to a dump: from `correct` on its batches, whose sums add."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from verl_rollout_corr.configuration.parser import parse, to_mapping
+from verl_rollout_corr.configuration.presets import load_preset
+from verl_rollout_corr.diagnosis.size import corrected, group_names, padded_parts
+from verl_rollout_corr.dumps.reader import DumpBatch, open_dump
+from verl_rollout_corr.dumps.schema import NORMAL, DumpError
+from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.grammar import RolloutCorrConfig, Scope
+from verl_rollout_corr.maths.correction import Correction
+from verl_rollout_corr.maths.rejections import rejected_rows
+
+LENGTHS = (16, 64, 256, 1024, 4096, 16384)
+"""Where the bins of the sequences' length meet."""
+
+SHARES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+"""Shares whose quantile of the applied weights is reported."""
+
+WORST = 50
+"""How many of the rows that would go are named."""
+
+# Weights are in [0, e^20]: 64 steps per factor e, one of them around 1, and one bin for 0.
+_EDGES = np.exp((np.arange(-21 * 64, 20 * 64 + 1) + 0.5) / 64)
+
+
+@dataclass(frozen=True)
+class ByLength:
+    """Sequences of one range of lengths, and those of which every token is rejected."""
+
+    label: str
+    sequences: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row that loses tokens: `rejected` of its `tokens`, by which criteria."""
+
+    step: int
+    row: int
+    uid: str | None
+    tokens: int
+    rejected: int
+    mean_log_ratio: float
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The surrogate gradient's coefficients c_t = (what the loss multiplies grad log pi by): A_t itself, A_t r_t as an
+    unbounded token correction has it, and A_t w_t keep_t as this configuration has it.
+
+    bias: |sum (c - A r)| / sum |A r|, over tokens; none: the same without any correction. variance: of c over
+        tokens, over that of A r. cosine: of the vectors c and A r.
+    """
+
+    bias: float
+    bias_without: float
+    variance: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """What a configuration does to a dump. Fractions are of response tokens, of sequences with a response token and of
+    groups with one; `ess` is that of the applied weights. `gradient` is None where the dump has no advantages.
+    """
+
+    label: str
+    config: dict[str, Any]
+    tokens: int
+    sequences: int
+    groups: int
+    kept_tokens: float
+    touched_sequences: float
+    dropped_sequences: float
+    kept_groups: float
+    invalid_sequences: float
+    ess: float
+    weight_mean: float
+    weight_quantiles: dict[str, float]
+    rejected_by: dict[str, float]
+    by_length: tuple[ByLength, ...]
+    gradient: Gradient | None
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Tally:
+    """Additive sums of one configuration over a dump; `+` joins two."""
+
+    config: RolloutCorrConfig
+    counts: np.ndarray = field(default_factory=lambda: np.zeros(8))
+    weights: np.ndarray = field(default_factory=lambda: np.zeros(len(_EDGES) + 1))
+    moments: np.ndarray = field(default_factory=lambda: np.zeros(3))
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros((len(LENGTHS) + 1, 2)))
+    criteria: dict[str, float] = field(default_factory=dict)
+    products: np.ndarray = field(default_factory=lambda: np.zeros(9))
+    has_advantages: bool = True
+    worst: list[tuple[float, int, int, Row]] = field(default_factory=list)
+    open_groups: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def whole_updates(self) -> bool:
+        """Whether the configuration looks at a whole update at once."""
+        weights = self.config.weights
+        return (
+            (weights is not None and weights.normalize is not None)
+            or self.config.min_group_kept is not None
+            or any(criterion.scope is Scope.BATCH for criterion in self.config.reject)
+        )
+
+    def add(self, batch: DumpBatch) -> None:
+        """Takes a batch: a whole update where `whole_updates`. A group's rows come one after another."""
+        rows = np.flatnonzero(batch.kind == NORMAL)
+        if not len(rows):
+            return
+        batch = batch.take(rows)
+        parts = [batch] if self.whole_updates else padded_parts(batch)
+        names: dict[str, bool] = {}
+        for part in parts:
+            for name, kept in self._add(part):
+                names[name] = names.get(name, False) or kept
+        # A group may go on in the next batch: it is counted when a batch comes without it.
+        for name in [name for name in self.open_groups if name not in names]:
+            self._close(self.open_groups.pop(name))
+        for name, kept in names.items():
+            self.open_groups[name] = self.open_groups.get(name, False) or kept
+
+    def _close(self, kept: bool) -> None:
+        self.counts[6:8] += [1, kept]
+
+    def _add(self, batch: DumpBatch) -> list[tuple[str, bool]]:
+        result = corrected(batch, self.config)
+        inside = np.arange(int(batch.lengths.max()))[None, :] < batch.lengths[:, None]
+        keep = result.keep.numpy().astype(bool)[inside]
+        applied = np.ones(len(keep)) if result.weights is None else result.weights.numpy()[inside].astype(np.float64)
+        mask, row = batch.mask, np.repeat(np.arange(len(batch)), batch.lengths)
+        tokens = np.bincount(row[mask], minlength=len(batch))
+        kept = np.bincount(row[keep], minlength=len(batch))
+        metrics = {name.removeprefix("rollout_corr/"): value for name, value in result.metrics.items()}
+        invalid = metrics["invalid_seq_fraction"] * len(batch)
+        self.counts[:6] += [mask.sum(), keep.sum(), len(batch), (kept < tokens).sum(), (kept == 0).sum(), invalid]
+        for criterion in self.config.reject:
+            share = metrics[f"rollout_rs_{criterion.name}_masked_fraction"] * float(mask.sum())
+            self.criteria[criterion.name] = self.criteria.get(criterion.name, 0.0) + share
+        reasons = self._reasons(batch, result)
+        used = applied[keep]
+        self.weights += np.bincount(np.searchsorted(_EDGES, used, side="right"), minlength=len(self.weights))
+        self.moments += [len(used), used.sum(), (used**2).sum()]
+        bins = np.searchsorted(LENGTHS, tokens, side="right")
+        for column, chosen in enumerate((np.ones(len(batch), bool), kept == 0)):
+            self.lengths[:, column] += np.bincount(bins[chosen], minlength=len(self.lengths))
+        self._add_gradient(batch, keep, applied)
+        self._add_rows(batch, tokens, kept, row, reasons)
+        return list(zip(group_names(batch), (kept > 0).tolist(), strict=True))
+
+    def _add_gradient(self, batch: DumpBatch, keep: np.ndarray, applied: np.ndarray) -> None:
+        if batch.advantages is None:
+            self.has_advantages = False
+            return
+        with np.errstate(invalid="ignore"):
+            difference = batch.train.astype(np.float64) - batch.rollout
+        good = batch.mask & np.isfinite(difference)
+        advantage = batch.advantages[good].astype(np.float64)
+        exact = advantage * np.exp(difference[good].clip(-20, 20))
+        ours = advantage * np.where(keep[good], applied[good], 0.0)
+        self.products += [
+            good.sum(), exact.sum(), ours.sum(), advantage.sum(), np.abs(exact).sum(),
+            (exact**2).sum(), (ours**2).sum(), (exact * ours).sum(), 0.0,
+        ]  # fmt: skip
+
+    def _reasons(self, batch: DumpBatch, result: Correction) -> dict[str, np.ndarray]:
+        advantages = None if batch.advantages is None else torch.from_numpy(batch.padded(batch.advantages))
+        found = rejected_rows(
+            torch.from_numpy(batch.padded(batch.train)),
+            torch.from_numpy(batch.padded(batch.rollout)),
+            torch.from_numpy(batch.padded(batch.mask)),
+            self.config,
+            result.keep,
+            advantages=advantages,
+            staleness=torch.from_numpy(batch.lag.astype(np.int64)),
+        )
+        return {name: rows.numpy() for name, rows in found.items()}
+
+    def _add_rows(
+        self, batch: DumpBatch, tokens: np.ndarray, kept: np.ndarray, row: np.ndarray, reasons: dict[str, np.ndarray]
+    ) -> None:
+        with np.errstate(invalid="ignore"):
+            difference = np.nan_to_num((batch.train - batch.rollout).clip(-20, 20), nan=20.0)
+        mean = np.bincount(row[batch.mask], difference[batch.mask], len(batch)) / np.maximum(tokens, 1)
+        for index in np.flatnonzero(kept < tokens):
+            lost = int(tokens[index] - kept[index])
+            record = Row(
+                int(batch.step[index]), int(batch.row[index]), batch.uid[index], int(tokens[index]), lost,
+                float(mean[index]), tuple(name for name, rows in reasons.items() if rows[index]),
+            )  # fmt: skip
+            entry = (lost + min(abs(float(mean[index])), 19.0) / 20, -record.step, -record.row, record)
+            if len(self.worst) < WORST:
+                heapq.heappush(self.worst, entry)
+            else:
+                heapq.heappushpop(self.worst, entry)
+
+    def __add__(self, other: Tally) -> Tally:
+        for part in (self, other):
+            while part.open_groups:
+                part._close(part.open_groups.popitem()[1])
+        criteria = {name: value + other.criteria.get(name, 0.0) for name, value in self.criteria.items()}
+        return Tally(
+            self.config,
+            self.counts + other.counts,
+            self.weights + other.weights,
+            self.moments + other.moments,
+            self.lengths + other.lengths,
+            other.criteria | criteria,
+            self.products + other.products,
+            self.has_advantages and other.has_advantages,
+            heapq.nlargest(WORST, self.worst + other.worst),
+        )
+
+    def record(self, label: str, notes: tuple[str, ...] = ()) -> WhatIf:
+        """The record of what was summed up."""
+        while self.open_groups:
+            self._close(self.open_groups.popitem()[1])
+        tokens, kept, sequences, touched, dropped, invalid, groups, kept_groups = self.counts
+        number, total, square = self.moments
+        return WhatIf(
+            label=label,
+            config=to_mapping(self.config),
+            tokens=int(tokens),
+            sequences=int(sequences),
+            groups=int(groups),
+            kept_tokens=_ratio(kept, tokens),
+            touched_sequences=_ratio(touched, sequences),
+            dropped_sequences=_ratio(dropped, sequences),
+            kept_groups=_ratio(kept_groups, groups),
+            invalid_sequences=_ratio(invalid, sequences),
+            ess=_ratio(total**2, number * square),
+            weight_mean=_ratio(total, number),
+            weight_quantiles={f"{share:g}": self._quantile(share) for share in SHARES} if number else {},
+            rejected_by={name: _ratio(value, tokens) for name, value in self.criteria.items()},
+            by_length=_by_length(self.lengths),
+            gradient=self._gradient(),
+            rows=tuple(entry[3] for entry in sorted(self.worst, key=lambda entry: entry[:3], reverse=True)),
+            notes=notes,
+        )
+
+    def _quantile(self, share: float) -> float:
+        place = int(np.searchsorted(np.cumsum(self.weights), share * self.weights.sum()))
+        return 0.0 if place == 0 else float(math.sqrt(_EDGES[place - 1] * _EDGES[min(place, len(_EDGES) - 1)]))
+
+    def _gradient(self) -> Gradient | None:
+        number, exact, ours, plain, size, exact2, ours2, cross, _ = self.products
+        if not self.has_advantages or not number or not size:
+            return None
+        spread = exact2 / number - (exact / number) ** 2
+        return Gradient(
+            bias=float(abs(ours - exact) / size),
+            bias_without=float(abs(plain - exact) / size),
+            variance=_ratio(ours2 / number - (ours / number) ** 2, spread),
+            cosine=_ratio(cross, math.sqrt(exact2 * ours2)),
+        )
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return float(numerator / denominator) if denominator else 0.0
+
+
+def _by_length(table: np.ndarray) -> tuple[ByLength, ...]:
+    lows, highs = (0, *LENGTHS), (*LENGTHS, None)
+    labels = [f"{low}_{high - 1}" if high is not None else f"{low}_up" for low, high in zip(lows, highs, strict=True)]
+    return tuple(
+        ByLength(label, int(total), int(dropped))
+        for label, (total, dropped) in zip(labels, table, strict=True)
+        if total
+    )
+
+
+def what_if(
+    path: str | Path | Sequence[str | Path],
+    configs: Sequence[tuple[str, RolloutCorrConfig]],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[WhatIf]:
+    """What each configuration does to the dump, in one pass over it. Invalid rows are rejected and counted.
+
+    Raises DumpError for what is no dump, or for one of bypass mode, which has no log-probs of the trainer.
+    """
+    dump = open_dump(path)
+    if dump.facts.train_policy == "rollout":
+        raise DumpError(
+            "the dump is of bypass mode: its train_log_probs are the engine's again, so every ratio is 1. Write one in "
+            "decoupled mode (+rollout_corr=metrics_only)"
+        )
+    tallies = [Tally(_judging(config)) for _, config in configs]
+    read = 0
+    # An update is read as a whole for all where one of them needs it.
+    for batch in dump.batches(whole_updates=any(tally.whole_updates for tally in tallies)):
+        for tally in tallies:
+            tally.add(batch)
+        read += len(batch)
+        if progress is not None:
+            progress(read, dump.rows)
+    return [tally.record(label, _notes(config)) for tally, (label, config) in zip(tallies, configs, strict=True)]
+
+
+def _judging(config: RolloutCorrConfig) -> RolloutCorrConfig:
+    """The configuration as it judges a dump: an invalid row is rejected, never an error."""
+    return parse(to_mapping(config) | {"invalid": "reject", "dump": None, "presets": None})
+
+
+def _notes(config: RolloutCorrConfig) -> tuple[str, ...]:
+    if str(config.mode) == "bypass":
+        return ("bypass mode decides from the policy that is being updated; here from the dump's train_log_probs",)
+    return ()
+
+
+def configurations(
+    presets: str | Sequence[str], overrides: Sequence[str] = (), sweep: str | None = None
+) -> list[tuple[str, RolloutCorrConfig]]:
+    """A preset (or several, joined) with overrides, once, or for each value of a sweep `KEY=a:b:n`.
+
+    n values from a to b: in equal ratios where both are above 0, else in equal steps. Raises ConfigError.
+    """
+    names = [presets] if isinstance(presets, str) else list(presets)
+    if sweep is None:
+        return [(_label(names, overrides), load_preset(names, list(overrides)))]
+    key, values = swept(sweep)
+    return [
+        (_label(names, [*overrides, f"{key}={value:.6g}"]), load_preset(names, [*overrides, f"{key}={value:.6g}"]))
+        for value in values
+    ]
+
+
+def swept(text: str) -> tuple[str, list[float]]:
+    """Key and values of `KEY=a:b:n`. Raises ConfigError."""
+    form = "Write KEY=a:b:n, as in reject.seq_mean_k3.upper=0.001:0.1:9."
+    key, equals, rest = text.partition("=")
+    parts = rest.split(":")
+    if not key or not equals or len(parts) != 3:
+        raise ConfigError(f"--sweep is {text!r}. {form}")
+    try:
+        low, high, count = float(parts[0]), float(parts[1]), int(parts[2])
+    except ValueError:
+        raise ConfigError(f"--sweep is {text!r}: a and b are numbers, n is a whole one. {form}") from None
+    if not 1 <= count <= 1000 or not math.isfinite(low) or not math.isfinite(high):
+        raise ConfigError(f"--sweep is {text!r}: n is from 1 to 1000, a and b are finite. {form}")
+    if count == 1:
+        return key, [low]
+    if low > 0 and high > 0:
+        return key, [float(value) for value in np.geomspace(low, high, count)]
+    return key, [float(value) for value in np.linspace(low, high, count)]
+
+
+def _label(names: Sequence[str], overrides: Sequence[str]) -> str:
+    return " ".join([",".join(names), *overrides])
