@@ -1,4 +1,4 @@
-"""Each cause, made for real, is found, and what is clean is not accused. benchmarks/diagnosis.py does it on many seeds."""
+"""Each cause, made for real, is found; what is clean is not accused. benchmarks/diagnosis.py does it on many seeds."""
 
 from __future__ import annotations
 

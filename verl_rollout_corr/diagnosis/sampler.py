@@ -253,12 +253,13 @@ def _find_truncation(view: View, seen: Sampler) -> Finding | Checked:
 def _is_vocabulary(view: View, *, constant: bool) -> tuple[bool, tuple[str, ...]]:
     """Whether ids are left out by name and not for being unlikely. `constant`: likely tokens lose as much as others."""
     sampling, tokenizer = view.sample.facts.sampling, view.sample.facts.tokenizer
-    told = [name for name, off in (("top_p", 1), ("top_k", -1), ("top_k", 0), ("min_p", 0)) if name in sampling]
-    if any(sampling[name] not in (1, 1.0, -1, 0, 0.0) for name in told):
-        return False, (f"the run sampled with {', '.join(f'{name}={sampling[name]}' for name in dict.fromkeys(told))}",)
-    sizes = tokenizer.get("model_size"), tokenizer.get("tokenizer_size")
-    if all(isinstance(size, int) for size in sizes) and sizes[0] > sizes[1]:
-        return True, (f"the model has {sizes[0]} ids and the tokenizer {sizes[1]}",)
+    told = {name: sampling.get(name) for name in ("top_p", "top_k", "min_p")}
+    told = {name: value for name, value in told.items() if isinstance(value, int | float) and value not in (-1, 0, 1)}
+    if told:
+        return False, (f"the run sampled with {', '.join(f'{name}={value:g}' for name, value in told.items())}",)
+    model_size, tokenizer_size = tokenizer.get("model_size"), tokenizer.get("tokenizer_size")
+    if isinstance(model_size, int) and isinstance(tokenizer_size, int) and model_size > tokenizer_size:
+        return True, (f"the model has {model_size} ids and the tokenizer {tokenizer_size}",)
     certain = float(((view.rollout == 0.0) & (view.train < -0.02)).mean())
     if certain > 0.005:
         return False, (f"{certain:.1%} of the tokens were the only ones kept: log mu is exactly 0.0",)
@@ -266,8 +267,9 @@ def _is_vocabulary(view: View, *, constant: bool) -> tuple[bool, tuple[str, ...]
         return True, (f"l is as far off for likely and unlikely tokens: {np.median(view.log_ratio):.4f}",)
     # A truncation drops what is less likely than the sampled token: no more than the vocabulary can hold.
     dropped = -np.expm1(view.log_ratio)
-    size = view.sample.facts.tokenizer.get("model_size") or (int(view.ids.max()) + 1 if view.ids is not None else 0)
-    if size and len(view):
+    largest = int(view.ids.max()) + 1 if view.ids is not None else 0
+    size = model_size if isinstance(model_size, int) else largest
+    if size > 0:
         impossible = float(((dropped > 0.05) & (dropped > 1.3 * size * np.exp(view.train))).mean())
         if impossible > 1e-3:
             return True, (f"{impossible:.2%} of the tokens are less likely than what was left out",)

@@ -198,7 +198,7 @@ class Measured:
         )
 
     def _mean(self, index: int) -> float:
-        total = sum(self.tables["step"].values())
+        total = np.sum(list(self.tables["step"].values()), axis=0)
         return float(total[index] / total[0])
 
     def _quantile(self, share: float) -> float:
