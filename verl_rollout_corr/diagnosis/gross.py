@@ -18,6 +18,7 @@ FAR = 0.5
 LEAST = 5
 """So many tokens at least make a pattern."""
 SHIFTS = (-2, -1, 1, 2)
+"""By how many tokens one side may be moved."""
 _CLOSER = 0.35  # a neighbour's log-prob has to be so much closer than the token's own
 _MOST_ROWS = 400  # rows that are compared with each other
 

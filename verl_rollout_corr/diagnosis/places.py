@@ -14,6 +14,7 @@ from verl_rollout_corr.diagnosis.sampler import hinges, residuals, winsorised
 from verl_rollout_corr.diagnosis.view import View
 
 Verdict = Finding | Checked
+"""A cause that was found, or what speaks against it."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from verl_rollout_corr.diagnosis.view import View
 LEAST_SHARE = 0.04
 """A cause that explains less of the mean square of l is not worth a name."""
 KNOTS = 6
+"""Bends of the curve over the log-prob."""
 
 
 @dataclass(frozen=True)
