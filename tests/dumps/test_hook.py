@@ -62,7 +62,7 @@ def decided(
         columns = {name: jagged(column) for name, column in columns.items() if name != "attention_mask"}
         shipped = {name: jagged(column) for name, column in shipped.items()}
         keep = None if keep is None else jagged(keep)
-    return config, TrainerBatch(columns, uid, [None] * 4, 1, (False, False, False, True)), Decided(shipped, keep)
+    return config, TrainerBatch(columns, uid, [None] * 4, 1, (False, False, False, True)), Decided(shipped, LAGS, keep)
 
 
 def jagged(column: torch.Tensor) -> torch.Tensor:
