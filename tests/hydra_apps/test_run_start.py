@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf, open_dict
 
 from verl_rollout_corr.configuration import callback as hydra_callback
+from verl_rollout_corr.configuration import checks
 from verl_rollout_corr.configuration.callback import RunStart, start
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.configuration.presets import load_preset
@@ -90,6 +92,59 @@ def test_a_preset_with_its_suffix_is_read_too(composed: Any, tmp_path: Path) -> 
     path = own_config(tmp_path, "rollout_corr/mine", text)
     with pytest.raises(ConfigError, match=r"weights\.upper is 1_2 in rollout_corr/mine\.yaml"):
         start(composed(path, "+rollout_corr=mine.yaml"))
+
+
+OWN_K3_RS = (
+    "# @package _global_\ndefaults: [/rollout_corr_base, _self_]\nrollout_corr: {reject: {seq_mean_k3: {upper: 1}}}\n"
+)
+
+
+def test_a_preset_of_ones_own_with_the_name_of_one_of_ours_is_named(composed: Any, tmp_path: Path) -> None:
+    """Hydra appends the user's directory to the search path, so that the package's preset goes before."""
+    path = own_config(tmp_path, "rollout_corr/k3_rs", OWN_K3_RS)
+    with pytest.raises(ConfigError) as caught:
+        start(composed(path, "+rollout_corr=k3_rs"))
+    (problem,) = caught.value.problems
+    assert problem.found == (
+        f"is in pkg://verl_rollout_corr.conf, file://{tmp_path}: Hydra reads the first, so that your own preset of "
+        "this name would not be used."
+    )
+    start(composed(path, "+rollout_corr=token_is"))
+    with pytest.raises(ConfigError, match=r"rollout_corr/k3_rs\.yaml is in pkg://verl_rollout_corr\.conf, file://"):
+        load_preset("k3_rs", path)
+
+
+def test_a_copy_of_a_preset_is_the_preset(composed: Any, tmp_path: Path) -> None:
+    text = files("verl_rollout_corr").joinpath("conf/rollout_corr/k3_rs.yaml").read_text()
+    start(composed(own_config(tmp_path, "rollout_corr/k3_rs", text), "+rollout_corr=k3_rs"))
+
+
+def test_a_preset_of_ones_own_that_goes_first_is_said(
+    own_application: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The directory of an application's own configuration is the first of the search path."""
+    (tmp_path / "run.yaml").write_text("defaults: [ppo_trainer, _self_]\n")
+    own_config(tmp_path, "rollout_corr/k3_rs", OWN_K3_RS)
+    config = own_application(tmp_path, "+rollout_corr=k3_rs")
+    assert parse_node(config).reject[0].bounds.upper == 1
+    assert f"[rollout_corr] k3_rs is rollout_corr/k3_rs.yaml of file://{tmp_path}, and not" in capsys.readouterr().out
+
+
+def test_a_misspelt_group_beside_a_preset(composed: Any) -> None:
+    with pytest.raises(ConfigError, match=r"rollout_cor is 'token_is'.*Write \+rollout_corr=token_is"):
+        start(composed("+rollout_corr=k3_rs", "+rollout_cor=token_is"))
+    start(composed("+rollout_corr=k3_rs", "+trainer.tag=k3_rs"))  # the preset that is on
+    with pytest.raises(ConfigError, match=r"trainer\.tag is 'token_is'"):
+        start(composed("+rollout_corr=k3_rs", "+trainer.tag=token_is"))
+
+
+def test_problems_as_records(composed: Any) -> None:
+    """For a command line that only checks: nothing is started, and nothing of the hook is needed."""
+    config = composed("+rollout_corr=k3_rs", "distillation.enabled=true", "rollout_corr.mode=bypas")
+    keys = [problem.key for problem in checks.problems(config)]
+    assert keys == ["rollout_corr.mode", "distillation.enabled"]
+    assert checks.problems(composed("+rollout_corr=k3_rs")) == []
+    assert checks.problems(composed()) == []
 
 
 def test_a_preset_in_a_package_of_its_own_has_no_effect(composed: Any) -> None:

@@ -37,20 +37,21 @@ class Suspect:
     """A key that nothing reads and that was probably meant for us."""
 
     path: str
-    value: Any
+    value: object
 
     def problem(self, presets: Collection[str]) -> Problem:
         """What to write instead."""
         named = named_presets(self.value, presets)
         group = f"+{GROUP}={named[0] if len(named) == 1 else '[' + ','.join(named) + ']' if named else '<preset>'}"
         write = f"Did you mean {GROUP}? Write {group}"
-        values = [] if named or not isinstance(self.value, Mapping) else list(_values(self.value))
+        value = self.value
+        values = list(_values(cast("Mapping[str, Any]", value))) if isinstance(value, Mapping) else []
         if values:
             write += " and " + " ".join(f"++{GROUP}.{key}={text}" for key, text in values[:4])
         return Problem(
             self.path,
-            f"is {shown(self.value)}: this is not the group {GROUP}, so that it chooses no preset and nothing "
-            "would be corrected.",
+            f"is {shown(self.value)}: this is not the group {GROUP}, so that it chooses no preset and nothing would be "
+            "corrected.",
             f"{write}; in a YAML file, a line `- {GROUP}: <preset>` of its defaults. If it has nothing to do with "
             f"rollout correction, choose another name or value, or add +{GROUP}=null.",
         )
@@ -80,12 +81,13 @@ def named_presets(value: object, presets: Collection[str]) -> list[str]:
     names = value.strip().strip("[]").split(",") if isinstance(value, str) else value
     if not isinstance(names, list | tuple):
         return []
-    words = [name.strip().removesuffix(".yaml") for name in cast("list[object]", names) if isinstance(name, str)]
-    return words if words and len(words) == len(names) and all(word in presets for word in words) else []
+    listed = cast("list[object]", names)
+    words = [name.strip().removesuffix(".yaml") for name in listed if isinstance(name, str)]
+    return words if words and len(words) == len(listed) and all(word in presets for word in words) else []
 
 
 def _suspects(node: Mapping[str, Any], path: str, ours: Words, is_added: Callable[[str], bool]) -> Iterator[Suspect]:
-    for key, value in node.items():
+    for key, value in cast("Mapping[str, object]", node).items():
         here = f"{path}.{key}" if path else str(key)
         if here in _NOT_MISSPELT:
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import Enum
@@ -43,7 +43,7 @@ class Gathered:
         self.problems: list[Problem] = []
 
     @contextmanager
-    def gathering(self) -> Iterator[None]:
+    def gathering(self) -> Generator[None, None, None]:
         """Takes the problems of a ConfigError, and goes on behind the block."""
         try:
             yield

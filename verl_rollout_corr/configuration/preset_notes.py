@@ -21,7 +21,7 @@ class PresetNotes:
 
 def notes_of(name: str) -> PresetNotes | None:
     """The comment of a preset that comes with the package; None for any other name."""
-    path = files("verl_rollout_corr").joinpath("conf", "rollout_corr", f"{name}.yaml")
+    path = files("verl_rollout_corr") / "conf" / "rollout_corr" / f"{name}.yaml"
     if not name.isidentifier() or not path.is_file():
         return None
     return _read(name, path.read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ def notes_of(name: str) -> PresetNotes | None:
 
 def shipped_names() -> tuple[str, ...]:
     """The presets that come with the package, in the order of the alphabet, without asking Hydra."""
-    folder = files("verl_rollout_corr").joinpath("conf", "rollout_corr")
+    folder = files("verl_rollout_corr") / "conf" / "rollout_corr"
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
 
 

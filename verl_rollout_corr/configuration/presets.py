@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from verl_rollout_corr.configuration.preset_notes import shipped_names
 from verl_rollout_corr.errors import ConfigError
@@ -58,7 +59,7 @@ def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[st
             raise ConfigError(_explained(error, names, overrides)) from error
         except (OmegaConfBaseException, YAMLError) as error:
             raise ConfigError(f"{' '.join(overrides)}: {error}") from error
-    return RolloutCorrConfig(**{**vars(node), "presets": tuple(names)})
+    return replace(node, presets=tuple(names))
 
 
 def preset_names() -> tuple[str, ...]:
@@ -67,7 +68,7 @@ def preset_names() -> tuple[str, ...]:
 
 
 @contextmanager
-def _hydra(overrides: Sequence[str] = ()) -> Iterator[Callable[..., DictConfig]]:
+def _hydra(overrides: Sequence[str] = ()) -> Generator[Callable[..., DictConfig], None, None]:
     """Hydra's `compose`, with the presets on the search path. Restores whatever Hydra was doing in this process."""
     try:
         from hydra import compose, initialize_config_module
@@ -91,13 +92,13 @@ def _hydra(overrides: Sequence[str] = ()) -> Iterator[Callable[..., DictConfig]]
         VersionBase.instance().version_base = base
 
 
-def _names(name_or_names: str | Sequence[str]) -> list[str]:
+def _names(name_or_names: object) -> list[str]:
     if isinstance(name_or_names, str):
-        given = name_or_names.strip().strip("[]").split(",")
+        given: list[object] = [*name_or_names.strip().strip("[]").split(",")]
     else:
-        given = list(name_or_names) if isinstance(name_or_names, Sequence) else []
-    names = [name.strip() if isinstance(name, str) else name for name in given]
-    if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w./-]+", name) for name in names):
+        given = list(cast("Sequence[object]", name_or_names)) if isinstance(name_or_names, Sequence) else []
+    names = [name.strip() for name in given if isinstance(name, str)]
+    if not names or len(names) < len(given) or not all(re.fullmatch(r"[\w./-]+", name) for name in names):
         raise ConfigError(
             f"{name_or_names!r} names no preset. Write one name or a list of names, as in ['token_is', 'k3_rs']."
         )

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
@@ -60,7 +60,7 @@ def is_registered() -> bool:
 
 
 @contextmanager
-def answering() -> Iterator[None]:
+def answering() -> Generator[None, None, None]:
     """Registers the resolver for a while where the hook is not loaded, so that a configuration can be looked at."""
     registered = is_registered()
     if not registered:
@@ -154,4 +154,5 @@ def _is_being_composed(root: DictConfig) -> bool:
 def _without_missing(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {key: _without_missing(item) for key, item in value.items() if item != "???"}
+    values = cast("dict[str, Any]", value)
+    return {key: _without_missing(item) for key, item in values.items() if item != "???"}

@@ -106,11 +106,11 @@ def _own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterat
             f"Leave {_OWN}.bypass_mode out, it follows rollout_corr.mode, and write rollout_corr.mode: "
             f"{'decoupled' if config.mode is Mode.BYPASS else 'bypass'} if that is what you want."
         )
-    own = value_at(run, _OWN)
+    own: object = value_at(run, _OWN)
     for name in cast("Mapping[str, Any]", own) if isinstance(own, Mapping) else ():
         if name in ("bypass_mode", "rollout_corr", "_target_"):
             continue
-        found, default = value_at(own, name), _OWN_DEFAULTS.get(name)
+        found, default = value_at(cast("object", own), name), _OWN_DEFAULTS.get(name)
         if found != default:
             yield (
                 f"{_OWN}.{name} is {shown_or_absent(found)}: verl's own correction cannot run beside rollout_corr. "

@@ -66,7 +66,9 @@ class Parameter:
 def parameters(run: Mapping[str, Any]) -> list[Parameter]:
     """Every sampling parameter of the rollouts that changes the distribution, wherever it is written."""
     rollout = value_at(run, ROLLOUT)
-    return list(_parameters(rollout, ROLLOUT, value_at(run, f"{ROLLOUT}.name"))) if isinstance(rollout, Mapping) else []
+    if not isinstance(rollout, Mapping):
+        return []
+    return list(_parameters(cast("Mapping[str, Any]", rollout), ROLLOUT, value_at(run, f"{ROLLOUT}.name")))
 
 
 def log_prob_problems(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:

@@ -47,7 +47,7 @@ class RolloutCorrNode:
     mode: Any = MISSING
     loss: Any = MISSING
     weights: WeightsNode = field(default_factory=WeightsNode)
-    reject: dict[str, Any] = field(default_factory=dict)
+    reject: dict[str, Any] = field(default_factory=dict[str, Any])
     min_group_kept: Any = MISSING
     denominator: Any = MISSING
     baseline: Any = MISSING

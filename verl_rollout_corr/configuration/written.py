@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from hydra.core.config_loader import ConfigLoader
@@ -60,7 +60,7 @@ class Document:
 
     def scalars(self) -> dict[str, str]:
         """Dotted key and text of every scalar; the text of a list is empty."""
-        return dict(_walk(yaml.compose(self.text, Loader=_LOADER), self.package)) if self.text else {}
+        return dict(_walk(_parsed(self.text), self.package)) if self.text else {}
 
 
 def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, ...]:
@@ -133,9 +133,7 @@ def verls_keys() -> frozenset[str]:
     if "verl" not in sys.modules:
         return frozenset()
     file = files("verl.trainer.config").joinpath("_generated_ppo_trainer.yaml")
-    return frozenset(
-        dict(_walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=_LOADER), "")) if file.is_file() else ()
-    )
+    return frozenset(dict(_walk(_parsed(file.read_text(encoding="utf-8")), "")) if file.is_file() else ())
 
 
 def preset_names(documents: Iterable[Document]) -> list[str]:
@@ -154,7 +152,7 @@ def own_files(documents: Iterable[Document]) -> Iterator[str]:
 def _in_braces(text: str, path: str) -> Iterator[tuple[str, str]]:
     """The scalars of a mapping as Hydra writes it on the command line, where no space need follow a colon."""
     try:
-        yield from _walk(yaml.compose(_BEFORE_VALUE.sub(": ", text), Loader=_LOADER), path)
+        yield from _walk(_parsed(_BEFORE_VALUE.sub(": ", text)), path)
     except yaml.YAMLError:  # Hydra's own message is about the whole of it
         return
 
@@ -179,6 +177,10 @@ def _texts(sources: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
             continue
         if file.is_file():
             yield f"{source.schema}://{source.path}", file.read_text(encoding="utf-8")
+
+
+def _parsed(text: str) -> yaml.Node | None:
+    return cast("yaml.Node | None", cast("Any", yaml).compose(text, Loader=_LOADER))
 
 
 def _walk(node: yaml.Node | None, path: str) -> Iterator[tuple[str, str]]:
