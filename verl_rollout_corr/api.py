@@ -196,7 +196,7 @@ def as_config(config: Config) -> RolloutCorrConfig:
         return _preset((found,))
     if isinstance(found, Mapping):
         mapping = cast("Mapping[str, Any]", found)
-        if set(mapping) == {"rollout_corr"}:
+        if "rollout_corr" in mapping:
             raise ConfigError(
                 "config is {'rollout_corr': ...}: pass what stands under the key, as in config['rollout_corr']"
             )

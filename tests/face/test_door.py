@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import verl_rollout_corr
 from verl_rollout_corr import ConfigError, InputError, Sums, correct, decide, finalize, load_preset, parse
@@ -30,6 +31,12 @@ def test_a_preset_is_composed_once() -> None:
     assert as_config("seq_is") is as_config("seq_is") is as_config(["seq_is"])
 
 
+def test_a_node_of_hydra_is_a_mapping() -> None:
+    """As a script that composes its own configuration has it."""
+    node = OmegaConf.create({"reject": {"seq_mean_k3": {"upper": 0.01}}})
+    assert as_config(node) == load_preset("k3_rs")
+
+
 def test_a_parsed_configuration_is_taken_as_it_is() -> None:
     config = parse({})
     assert as_config(config) is config
@@ -41,6 +48,8 @@ def test_a_parsed_configuration_is_taken_as_it_is() -> None:
         (None, r"config is None: pass a preset's name \('k3_rs'\), a list of names .*, a mapping .*or \{\} to measure"),
         ([], r"config is \[\]: pass a preset's name"),
         (3, r"config is 3: pass a preset's name"),
+        ({"rollout_corr": {}, "trainer": {}}, r"pass what stands under the key"),
+        (OmegaConf.create({"rollout_corr": {"reject": {}}}), r"pass what stands under the key"),
         ({"rollout_corr": {"reject": {}}}, r"pass what stands under the key, as in config\['rollout_corr'\]"),
         ("k3rs", r"'k3rs' is not a preset\. Did you mean k3_rs\?"),
         (["token_is", "k3rs"], r"'k3rs' is not a preset"),

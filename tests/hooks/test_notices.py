@@ -33,13 +33,14 @@ def update(
     ranks: tuple[int, ...] | None = None,
     config: Any = None,
     advantage: float = 1.0,
+    staleness: list[int] | None = None,
     **more: int,
 ) -> notices.Line:
     """An update whose micro-batches are single rows, each on its rank; all tokens have one advantage; clip .2."""
     gap = torch.tensor(log_ratio, dtype=torch.float64)
     mu = torch.full_like(gap, -5.0) if rollout is None else torch.tensor(rollout, dtype=torch.float64)
     marks = torch.ones_like(gap).long() if mask is None else torch.tensor(mask)
-    result = correct(mu + gap, mu, marks, spec)
+    result = correct(mu + gap, mu, marks, spec, staleness=staleness)
     applied = Applied({})
     beyond = None
     if spec.mode is Mode.BYPASS and spec.loss is Loss.PPO_CLIP:
@@ -101,6 +102,16 @@ def test_invalid_log_probs_that_are_rejected(capsys: pytest.CaptureFixture[str])
     spec = load_preset("k3_rs", ["rollout_corr.invalid=reject"])
     lines = said(update([[0.0, 0.0], [0.0, 0.0]], spec, rollout=[[-1.0, -1.0], [float("nan"), -1.0]]), capsys)
     assert any("50.00% of the sequences" in line and "cannot be one" in line for line in lines)
+
+
+@pytest.mark.parametrize(("lags", "warns"), [([-1, -1], True), ([-1, 0], False)])
+def test_lags_that_nobody_knows(lags: list[int], warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """The criterion lag judged nothing; without it there is nothing to say."""
+    spec = load_preset("metrics_only", "+reject.lag.upper=1")
+    found = said(update([[0.0], [0.0]], spec, staleness=lags), capsys)
+    assert [line for line in found if "reject.lag let every row of an update pass" in line] == found
+    assert bool(found) is warns
+    assert said(update([[0.0], [0.0]], staleness=[-1, -1]), capsys) == []
 
 
 def test_a_batch_of_invalid_log_probs_was_rejected_by_no_bound(capsys: pytest.CaptureFixture[str]) -> None:

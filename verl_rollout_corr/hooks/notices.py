@@ -187,6 +187,16 @@ def _no_groups(line: Line) -> str | None:
     )
 
 
+def _lags_unknown(line: Line) -> str | None:
+    """A criterion that judges nothing is no trust region; counted in a metric that nobody may look at."""
+    if not line.config.needs_staleness or line.value("rollout_rs_lag_unknown_fraction") < 1:
+        return None
+    return (
+        "rollout_corr.reject.lag let every row of an update pass, since the lag of none is known: verl gave no number "
+        "of the weights that sampled them (rollout_corr/rollout_rs_lag_unknown_fraction)"
+    )
+
+
 NOTICES: dict[str, Callable[[Line], str | None]] = {
     "all_rejected": _all_rejected,
     "empty_rank": _empty_rank,
@@ -200,6 +210,7 @@ NOTICES: dict[str, Callable[[Line], str | None]] = {
     "strangers": _strangers,
     "clip_spent": _clip_spent,
     "no_groups": _no_groups,
+    "lags_unknown": _lags_unknown,
 }
 """Every kind, and its message for a line, if there is one."""
 
