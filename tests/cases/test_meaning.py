@@ -10,7 +10,7 @@ import torch
 from cases.rows import ask, from_log_ratios, metric
 from verl_rollout_corr import correct
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.hooks.driver import TrainerState
+from verl_rollout_corr.hooks.updates import TrainerState, UpdateStatistics
 
 
 def everywhere(train: torch.Tensor, rollout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -79,7 +79,9 @@ def _shares(batches: list[tuple[torch.Tensor, int]]) -> list[float]:
         lags = torch.full((len(log_ratios),), lag)
         sums = correct(rollout + log_ratios, rollout, torch.ones_like(log_ratios), {}, staleness=lags).sums
         applied = Applied.to_micro_batch(0, torch.ones(1, 1).bool(), torch.ones(1, 1).bool(), None)
-        shares.append(state.take(sums, applied).metrics(state.engine_k3)["rollout_corr/staleness_share"])
+        update = UpdateStatistics(sums, applied)
+        state.take(update)
+        shares.append(update.metrics(state.engine_k3)["rollout_corr/staleness_share"])
     return shares
 
 
