@@ -55,7 +55,7 @@ def test_rows_of_different_lengths_are_jagged(kind: str) -> None:
 
 def test_a_row_that_is_one_short_is_named() -> None:
     """Also where the mask's rows are equally long: nothing is padded before lengths are compared."""
-    with pytest.raises(InputError, match=r"rollout_log_probs and response_mask differ, row 1: 2 tokens against 3"):
+    with pytest.raises(InputError, match=r"rollout_log_probs, row 1: 2 log-probs for 3 tokens"):
         correct(TRAIN, [ROLLOUT[0], ROLLOUT[1][:2]], MASK, CONFIG)
 
 

@@ -51,7 +51,8 @@ def test_one_turn_makes_turn_and_seq_the_same(seed: int, name: str) -> None:
     b = ask(batch, {"reject": {name.replace("turn", "seq"): node}, "weights": seq})
     assert torch.equal(a.keep, b.keep)
     assert torch.equal(a.weights, b.weights)
-    assert list(a.metrics.values()) == list(b.metrics.values())
+    for one, other in zip(a.metrics.values(), b.metrics.values(), strict=True):
+        assert one == pytest.approx(other, rel=1e-12)  # a row is summed in another order than a turn
 
 
 @given(seeds, st.sampled_from(STATS), st.sampled_from(["turn", "seq"]))

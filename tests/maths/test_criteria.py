@@ -189,13 +189,14 @@ def test_advantages_outside_the_response_are_not_read() -> None:
 
 
 def test_no_probability_under_the_trainer() -> None:
-    """r = 0: below every lower bound; k2 and k3 are above every upper one; a mean of l leaves the token out."""
+    """r = 0: below every lower bound, as is the geometric mean of its unit; k2, k3 are above every upper."""
     tokens = ratios([0.0, 1.0])
     assert passes(criterion("token_k1", lower=1e-300), tokens) == [[False, True]]
     assert passes(criterion("token_k1", upper=2.0), tokens) == [[True, True]]
     assert passes(criterion("seq_max_k1", lower=1e-300), tokens) == [[False, False]]
     assert passes(criterion("seq_sum_k1", lower=1e-300), tokens) == [[False, False]]
-    assert passes(criterion("seq_mean_k1", lower=0.9), tokens) == [[True, True]]
+    assert passes(criterion("seq_mean_k1", lower=1e-300), tokens) == [[False, False]]
+    assert passes(criterion("seq_mean_k1", upper=2.0), tokens) == [[True, True]]
     assert passes(criterion("seq_mean_k1", lower=1e-300), ratios([0.0, 0.0])) == [[False, False]]
     for name in ("seq_mean_k3", "seq_mean_k2", "seq_max_k3"):
         assert passes(criterion(name, upper=1e300), tokens) == [[False, False]]

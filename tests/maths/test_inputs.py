@@ -119,7 +119,10 @@ def test_a_mask_of_any_dtype(dtype: torch.dtype) -> None:
         (-1.0, math.nan, True),
         (math.inf, -1.0, True),
         (-1.0, math.inf, True),
-        (-1e30, -1e30, False),
+        (-1e30, -1.0, False),
+        (-1.0, -100.0, False),
+        (-1.0, -100.001, True),  # a number that stands for "no log-prob"
+        (-1.0, -9999.0, True),
     ],
 )
 def test_what_is_invalid(train: float, rollout: float, invalid: bool) -> None:
@@ -186,9 +189,11 @@ def test_nothing_passes(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("tensor", ["train", "rollout"])
 def test_an_invalid_row_passes_if_it_is_to_be_rejected(tensor: str) -> None:
-    """And is refused otherwise."""
+    """And is refused otherwise, after the door: validity is looked at once, where it is needed."""
     bad = ONE.clone()
     bad[1, 0] = math.nan
-    at_the_door(config=parse({"invalid": "reject"}), **{tensor: bad})
+    batch = {"train": ONE, "rollout": ONE} | {tensor: bad}
+    mask = torch.ones_like(ONE)
+    assert correct(*batch.values(), mask, parse({"invalid": "reject"})).keep.tolist()[1] == [0.0] * ONE.shape[1]
     with pytest.raises(InputError, match="row 1, position 0"):
-        at_the_door(**{tensor: bad})
+        correct(*batch.values(), mask, parse({}))

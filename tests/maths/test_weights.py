@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from verl_rollout_corr.grammar import LEVELS, Bounds, Level, Normalize, Outside, Weights
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, token_log_probs
 from verl_rollout_corr.maths.scopes import units_of
-from verl_rollout_corr.maths.weights import raw_exponent, weigh
+from verl_rollout_corr.maths.weights import raw_weights, weigh
 
 MASK = [[1, 1, 0, 1, 1], [0, 0, 0, 0, 0]]
 RATIOS = [[2.0, 8.0, 9.0, 0.5, 0.125], [1.0] * 5]
@@ -55,7 +55,7 @@ def test_by_hand(level: Level) -> None:
 def test_the_units_are_the_grammars(level: Level) -> None:
     """What the metrics call a unit of this level."""
     tokens = tokens_of()
-    units, _ = raw_exponent(level, tokens)
+    units, _ = raw_weights(level, tokens)
     assert torch.equal(units.count, units_of(LEVELS[level].unit, tokens.mask).count)
 
 
@@ -129,20 +129,20 @@ class TestNormalize:
 
 
 def test_no_probability_under_the_trainer() -> None:
-    """Products are 0 from that token on; a geometric mean leaves it out, and is 0 over nothing else."""
+    """Products are 0 from that token on, and so is the geometric mean of the unit."""
     tokens = tokens_of([[2.0, 0.0, 3.0], [0.0, 0.0, 1.0]], [[1, 1, 1], [1, 1, 0]])
     assert weights_of(Weights(Level.TOKEN), tokens)[0] == pytest.approx([2, 0, 3])
     assert weights_of(Weights(Level.SEQ_SUM), tokens)[0] == [0, 0, 0]
     assert weights_of(Weights(Level.TURN_SUM), tokens)[0] == [0, 0, 0]
     assert weights_of(Weights(Level.PREFIX_SUM), tokens)[0] == pytest.approx([2, 0, 0])
-    assert weights_of(Weights(Level.SEQ_MEAN), tokens) == [pytest.approx([math.sqrt(6)] * 3), [0, 0, 0]]
+    assert weights_of(Weights(Level.SEQ_MEAN), tokens) == [[0, 0, 0], [0, 0, 0]]
 
 
 @given(st.lists(st.floats(0.3, 3.0), min_size=1, max_size=8))
 def test_products(row: list[float]) -> None:
     """The last prefix is the sequence; one turn is the sequence; the mean to the power n is the product."""
     tokens = tokens_of([row], [[1] * len(row)])
-    by_level = {level: raw_exponent(level, tokens)[1][0] for level in Level}
+    by_level = {level: raw_weights(level, tokens)[1][0].log() for level in Level}
     total = float(by_level[Level.SEQ_SUM][0])
     assert total == pytest.approx(math.log(math.prod(row)), abs=1e-12)
     assert float(by_level[Level.PREFIX_SUM][len(row) - 1]) == pytest.approx(total, abs=1e-12)

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import oracle
+from oracle.batches import LEVELS, NAMES, Batch
+from oracle.batches import STATS as STAT_WORDS
+from oracle.compare import PREFIX, assert_metrics_equal, expected
 from oracle.tokens import bernoulli_kl, exp_ratio, statistic
+from verl_rollout_corr import Sums, correct, finalize
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.grammar import CRITERION_NAMES, STATS, Level, Stat
+from verl_rollout_corr.maths import metrics
+from verl_rollout_corr.maths.metrics import METRICS, Metric
+from verl_rollout_corr.maths.statistics import STATISTICS
+from verl_rollout_corr.maths.sum_table import layout
 
 NAN = math.nan
 
@@ -65,3 +80,79 @@ def test_invalid_is_refused() -> None:
         with pytest.raises(oracle.InvalidInputError):
             oracle.decide([[train]], [[rollout]], [[1]], {})
         assert oracle.decide([[train]], [[rollout]], [[0]], {}).padded("keep") == [[0.0]]
+
+
+def test_the_oracle_has_the_grammars_words() -> None:
+    """A statistic, a level or a criterion on one side only would be checked by nothing."""
+    assert set(STAT_WORDS) == {str(stat) for stat in Stat if not STATS[stat].per_row}
+    assert set(LEVELS) == {str(level) for level in Level}
+    assert set(NAMES) == set(CRITERION_NAMES)
+
+
+def everything() -> dict[str, Any]:
+    """Every statistic, a veto and the lag, and weights."""
+    reject: dict[str, Any] = {f"seq_mean_{stat}": {"upper": 0.3} for stat in STAT_WORDS}
+    reject |= {"seq_max_k1": {"lower": 0.5}, "turn_sum_k1": {"upper": 2.0}, "lag": {"upper": 1}}
+    weights = {"level": "token", "lower": 0.99, "upper": 1.01}
+    return {"reject": reject, "weights": weights, "invalid": "reject", "min_group_kept": 1}
+
+
+def a_batch_in_which_everything_happens(nothing: float) -> Batch:
+    """Probability 0 (or what is given instead), exact zeros, a constant and an invalid row, lags, every kind of bin."""
+    rng = np.random.default_rng(5)
+    rows, width = 12, 90
+    rollout = -rng.exponential(1.0, (rows, width))
+    rollout[:, ::7] = -7.0
+    train = np.minimum(rollout + rng.normal(-0.02, 0.3, rollout.shape), 0.0)
+    train[0, 3], rollout[1, 4:9], train[2, 5], rollout[3] = nothing, 0.0, 0.0, -1.5
+    rollout[4, 2] = -9999.0
+    mask = np.ones((rows, width), dtype=bool)
+    mask[5, 20:] = mask[6] = False
+    lags = [0, 0, 0, 1, 1, 2, 3, 4, 5, 9, -1, -1]
+    return Batch(
+        *(torch.from_numpy(column) for column in (train, rollout, mask)),
+        torch.from_numpy(rng.normal(size=rows)),
+        [i // 2 for i in range(rows)],
+        lags,
+    )
+
+
+@cache
+def wanted(nothing: float) -> dict[str, float]:
+    """The oracle's metrics of that batch."""
+    return oracle.metrics(expected(a_batch_in_which_everything_happens(nothing), everything()), everything())
+
+
+def compare() -> None:
+    """The package with the oracle; without an infinity too, since three times infinity is infinity."""
+    for nothing in (-math.inf, -9.0):
+        batch = a_batch_in_which_everything_happens(nothing)
+        found = correct(batch.train, batch.rollout, batch.mask, everything(), **batch.optional)
+        assert_metrics_equal(found.metrics, wanted(nothing))
+
+
+def test_the_oracle_has_every_metric_of_the_table() -> None:
+    """And the other way round: a row without a second implementation would be checked by nothing."""
+    names = {PREFIX + name for name in wanted(-math.inf)}
+    assert names == finalize(Sums.zero(parse(everything()))).keys()
+    labels = layout(parse(everything())).labels
+    assert names == {row.at(label) for row in METRICS for label in labels(row.family)}
+    compare()
+
+
+@pytest.mark.parametrize("row", [row for row in METRICS if row.formula is not None], ids=lambda row: row.name)
+def test_a_metric_that_is_wrong_is_noticed(row: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A formula that is off by a factor of 3 differs from the oracle on one batch: each row is really compared."""
+    wrong = replace(row, formula=lambda *values: 3 * row.formula(*values))
+    monkeypatch.setattr(metrics, "METRICS", tuple(wrong if other is row else other for other in METRICS))
+    with pytest.raises(AssertionError, match="the oracle says"):
+        compare()
+
+
+@pytest.mark.parametrize("stat", [stat for stat in Stat if not STATS[stat].per_row], ids=str)
+def test_a_statistic_that_is_wrong_is_noticed(stat: Stat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off by a millionth."""
+    right = STATISTICS[stat]
+    monkeypatch.setitem(STATISTICS, stat, lambda tokens: right(tokens) * (1 + 1e-6))
+    with pytest.raises(AssertionError, match="the oracle says"):
+        compare()

@@ -80,16 +80,13 @@ def mean(values: Sequence[float]) -> float:
 
 
 def aggregate(stat: str, agg: str | None, values: Sequence[float]) -> float:
-    """One number for a unit. Means of l leave out -inf; a unit of nothing else has the geometric mean 0."""
+    """One number for a unit. One -inf rules a sum and a mean: the product and the geometric mean are 0."""
     if agg is None:
         return values[0]
     if agg == "sum":
         return total(values)
     if agg == "max":
         return max(values)
-    if stat == "k1":
-        finite = [v for v in values if v != -INF]
-        return mean(finite) if finite else -INF
     return mean(values)
 
 
@@ -125,7 +122,7 @@ class Row:
 
 
 def is_invalid(train: float, rollout: float) -> bool:
-    """NaN, an engine that sampled what it gives no chance, +inf, or a probability clearly above 1."""
-    if math.isnan(train) or math.isnan(rollout) or rollout == -INF:
+    """NaN, an engine that sampled what it gives next to no chance, +inf, or a probability clearly above 1."""
+    if math.isnan(train) or math.isnan(rollout) or rollout < -100:
         return True
     return train > 1e-3 or rollout > 1e-3

@@ -92,9 +92,9 @@ class Judged:
         """One criterion's values and verdicts."""
         verdict = judge(criterion, self.tokens, self.batch.advantages, self.batch.staleness)
         failing = self.tokens.mask & ~verdict.passes
-        units = verdict.units.exists[:, :-1]
-        value = torch.where(units, verdict.value[:, :-1], torch.nan)
-        passes = verdict.units.total(failing)[:, :-1] == 0
+        units = verdict.units.exists
+        value = torch.where(units, verdict.value, torch.nan)
+        passes = verdict.units.total(failing) == 0
         if criterion.scope is Scope.SEQ:
             value, passes, units = value[:, 0], passes[:, 0], units[:, 0]
         elif criterion.scope is Scope.TURN:

@@ -13,7 +13,7 @@ from verl_rollout_corr.errors import ConfigError, InputError
 from verl_rollout_corr.face.question import CriterionResult, Judged, Question, beyond, unit_noun
 from verl_rollout_corr.grammar import Agg, Scope, Stat
 from verl_rollout_corr.maths.log_ratio import ratio
-from verl_rollout_corr.maths.scopes import aggregate, seq_units, to_padded
+from verl_rollout_corr.maths.scopes import SeqUnits, aggregate, to_padded
 from verl_rollout_corr.maths.statistics import k3
 
 Row = dict[str, Any]
@@ -88,7 +88,7 @@ def _counts(judged: Judged, kept: Tensor) -> dict[str, list[Any]]:
 def _numbers(judged: Judged, weights: Tensor | None) -> dict[str, list[float | None]]:
     """Of l, k3 and the weights over a row's tokens; None for a row without a valid one."""
     tokens = judged.tokens
-    rows, statistic = seq_units(tokens.mask), k3(tokens)
+    rows, statistic = SeqUnits(tokens.mask), k3(tokens)
     finite = torch.where(tokens.finite, tokens.log_ratio, torch.zeros_like(tokens.train))
     values = {
         "log_ratio_mean": finite.sum(dim=1) / tokens.finite.sum(dim=1).clamp(min=1),

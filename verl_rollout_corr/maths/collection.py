@@ -18,8 +18,7 @@ from verl_rollout_corr.maths.bins import BIN_NAMES, POSITION, PROBABILITY, STALE
 from verl_rollout_corr.maths.criteria import Verdict
 from verl_rollout_corr.maths.histogram import COUNT, bin_index
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, ratio
-from verl_rollout_corr.maths.scopes import seq_units
-from verl_rollout_corr.maths.statistics import absolute, k3, tv
+from verl_rollout_corr.maths.statistics import statistic
 from verl_rollout_corr.maths.sum_table import Sum, layout
 from verl_rollout_corr.maths.sums import Sums
 from verl_rollout_corr.maths.weights import AppliedWeights
@@ -70,8 +69,8 @@ def collect(outcome: Outcome, config: RolloutCorrConfig) -> Sums:
         n=tokens.mask.double(),
         finite=finite.double(),
         log_ratio=torch.where(finite, tokens.log_ratio, zero),
-        k3=torch.where(finite, k3(tokens), zero),
-        tv=tv(tokens),
+        k3=torch.where(finite, statistic(Stat.K3, tokens), zero),
+        tv=statistic(Stat.TV, tokens),
     )
     values: Values = _rejection(outcome)
     values |= _tokens(tokens, parts) | _moments(tokens) | _sequences(tokens, parts) | _lags(outcome.staleness, parts)
@@ -86,12 +85,20 @@ def collect(outcome: Outcome, config: RolloutCorrConfig) -> Sums:
 
 def _maximum(values: Tensor, where: Tensor) -> Tensor:
     """Maximum over the places where `where` is set, -inf over none (also of an empty tensor)."""
-    chosen = torch.where(where, values, torch.full_like(values, -torch.inf))
-    return torch.cat([chosen.flatten(), chosen.new_full((1,), -torch.inf)]).max()
+    if not values.numel():
+        return values.new_full((), -torch.inf)
+    return torch.where(where, values, -torch.inf).max()
+
+
+def _largest(values: Tensor, where: Tensor) -> Tensor:
+    """The same of values that are at least 0, and 0 where `where` is not set."""
+    if not values.numel():
+        return values.new_full((), -torch.inf)
+    return torch.where(where.any(), values.max(), -torch.inf)
 
 
 def _total(values: Tensor, where: Tensor) -> Tensor:
-    return torch.where(where, values.double(), torch.zeros((), dtype=torch.float64, device=values.device)).sum()
+    return torch.where(where, values, 0.0).sum()
 
 
 def _rejection(outcome: Outcome) -> Values:
@@ -115,10 +122,10 @@ def _tokens(tokens: TokenLogProbs, parts: _Parts) -> Values:
         s.FINITE: tokens.finite.sum(),
         s.KL: -parts.log_ratio.sum(),
         s.K3: parts.k3.sum(),
-        s.ABS: absolute(tokens).sum(),
-        s.RATIO_SQUARED: _total(ratio(tokens.log_ratio).square(), mask),
+        s.ABS: statistic(Stat.ABS, tokens).sum(),
+        s.RATIO_SQUARED: _total(tokens.ratio.square(), mask),
         s.PROB_DIFF: parts.tv.sum(),
-        s.PROB_DIFF_MAX: _maximum(parts.tv, mask),
+        s.PROB_DIFF_MAX: _largest(parts.tv, mask),
         s.ZERO_ROLLOUT: (mask & (tokens.rollout == 0) & (tokens.train < SUSPICIOUS_LOG_PROB)).sum(),
         s.ZERO_TRAIN: (mask & (tokens.train == 0) & (tokens.rollout < SUSPICIOUS_LOG_PROB)).sum(),
         s.LOG_RATIOS: _per_bin(COUNT, bins, mask.long()),
@@ -126,17 +133,15 @@ def _tokens(tokens: TokenLogProbs, parts: _Parts) -> Values:
 
 
 def _moments(tokens: TokenLogProbs) -> Values:
-    train, rollout = torch.exp(tokens.train), torch.exp(tokens.rollout)
-    zero = torch.zeros((), dtype=torch.float64, device=tokens.mask.device)
-    frequent = tokens.mask & (rollout >= 0.5)
-    centre = (frequent | ~tokens.mask).double()  # outside the response both probabilities are exp(0), and 1 is off 0
-    p, q = train - centre, rollout - centre
+    # Outside the response both probabilities are exp(0) = 1, which is 0 off its centre.
+    centre = (tokens.rollout_probability >= 0.5).double()
+    p, q, rare = tokens.train_probability - centre, tokens.rollout_probability - centre, 1 - centre
     return {
-        s.FREQUENT: frequent.sum(),
-        s.RARE_P: torch.where(frequent, zero, p).sum(),
-        s.RARE_Q: torch.where(frequent, zero, q).sum(),
-        s.FREQUENT_P: torch.where(frequent, p, zero).sum(),
-        s.FREQUENT_Q: torch.where(frequent, q, zero).sum(),
+        s.FREQUENT: (tokens.mask & (centre > 0)).sum(),
+        s.RARE_P: (rare * p).sum(),
+        s.RARE_Q: (rare * q).sum(),
+        s.FREQUENT_P: (centre * p).sum(),
+        s.FREQUENT_Q: (centre * q).sum(),
         s.SQUARE_P: (p * p).sum(),
         s.SQUARE_Q: (q * q).sum(),
         s.PRODUCT_PQ: (p * q).sum(),
@@ -144,12 +149,10 @@ def _moments(tokens: TokenLogProbs) -> Values:
 
 
 def _sequences(tokens: TokenLogProbs, parts: _Parts) -> Values:
-    units = seq_units(tokens.mask)
-    zero = torch.zeros((), dtype=torch.float64, device=tokens.mask.device)
     count = parts.finite.sum(dim=1)
-    some, exists = count > 0, units.exists[:, 0]
-    mean_train = torch.where(tokens.finite, tokens.train, zero).sum(dim=1) / count.clamp(min=1)
-    mean_rollout = torch.where(tokens.finite, tokens.rollout, zero).sum(dim=1) / count.clamp(min=1)
+    some, exists = count > 0, tokens.mask.any(dim=1)
+    mean_train = torch.where(tokens.finite, tokens.train, 0.0).sum(dim=1) / count.clamp(min=1)
+    mean_rollout = (parts.finite * tokens.rollout).sum(dim=1) / count.clamp(min=1)
     gap = mean_rollout - mean_train
     product = ratio(tokens.log_ratio.sum(dim=1))
     return {
@@ -201,7 +204,7 @@ def _unknown_lags(outcome: Outcome) -> Values:
 def _bins(outcome: Outcome, parts: _Parts) -> Values:
     mask = outcome.tokens.mask
     position = (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-    probability = _reached(torch.exp(outcome.tokens.rollout), PROBABILITY.edges)
+    probability = _reached(outcome.tokens.rollout_probability, PROBABILITY.edges)
     positions = _reached(torch.arange(mask.shape[1], device=mask.device), POSITION.edges)
     positions = positions.expand(mask.shape).gather(1, position)
     # One pass per value: by both bins at once, and the lag is the row's.
@@ -235,21 +238,21 @@ def _per_bin(bins: int, index: Tensor, values: Tensor) -> Tensor:
 
 def _reached(values: Tensor, edges: Sequence[float]) -> Tensor:
     """How many edges a value has reached. A tensor of edges would have to be copied to the device, numbers need not."""
-    index = torch.zeros_like(values, dtype=torch.int64)
+    index = torch.zeros_like(values, dtype=torch.int8)
     for edge in edges:
-        index += values >= edge
-    return index
+        index += (values >= edge).view(torch.int8)
+    return index.long()
 
 
 def _criteria(config: RolloutCorrConfig, outcome: Outcome) -> Values:
     found: dict[Sum, list[Tensor]] = {}
     for criterion, verdict in zip(config.reject, outcome.verdicts, strict=True):
-        exists, value = verdict.units.exists[:, :-1], verdict.value[:, :-1]
+        exists, value = verdict.units.exists, verdict.value
         failing = outcome.tokens.mask & ~verdict.passes
         smallest = _maximum(-value, exists)
         if criterion.stat is Stat.K1 and criterion.agg is Agg.MAX:
             # The lower bound of a veto is about each token.
-            smallest = _maximum(-ratio(outcome.tokens.log_ratio), outcome.tokens.mask)
+            smallest = _maximum(-outcome.tokens.ratio, outcome.tokens.mask)
         values = {
             s.CRITERION_UNITS: exists.sum(),
             s.CRITERION_TOTAL: _total(value, exists),
@@ -264,19 +267,19 @@ def _criteria(config: RolloutCorrConfig, outcome: Outcome) -> Values:
 
 
 def _weights(weights: AppliedWeights) -> Values:
-    exists = weights.units.exists[:, :-1]
-    raw, applied = weights.raw[:, :-1], weights.applied[:, :-1]
+    exists, raw, applied = weights.units.exists, weights.raw, weights.applied
+    off_one = torch.where(exists, applied - 1, 0.0)
     return {
         s.WEIGHT_UNITS: exists.sum(),
-        s.WEIGHT_TOTAL: _total(applied, exists),
-        s.WEIGHT_SQUARE: _total(applied.square(), exists),
-        s.WEIGHT_OFF_ONE: _total(applied - 1, exists),
-        s.WEIGHT_OFF_ONE_SQUARE: _total((applied - 1).square(), exists),
-        s.WEIGHT_RAW: _total(raw, exists),
-        s.WEIGHT_HIGH: (exists & weights.high[:, :-1]).sum(),
-        s.WEIGHT_LOW: (exists & weights.low[:, :-1]).sum(),
-        s.WEIGHT_MAX: _maximum(applied, exists),
+        s.WEIGHT_TOTAL: applied.sum(),
+        s.WEIGHT_SQUARE: applied.square().sum(),
+        s.WEIGHT_OFF_ONE: off_one.sum(),
+        s.WEIGHT_OFF_ONE_SQUARE: off_one.square().sum(),
+        s.WEIGHT_RAW: raw.sum(),
+        s.WEIGHT_HIGH: weights.high.sum(),
+        s.WEIGHT_LOW: weights.low.sum(),
+        s.WEIGHT_MAX: _largest(applied, exists),
         s.WEIGHT_NEGATED_MIN: _maximum(-applied, exists),
-        s.WEIGHT_RAW_MAX: _maximum(raw, exists),
+        s.WEIGHT_RAW_MAX: _largest(raw, exists),
         s.WEIGHT_NEGATED_RAW_MIN: _maximum(-raw, exists),
     }

@@ -1,4 +1,8 @@
-"""The one composition, which is the definition of rollout correction: what faster versions are compared with."""
+"""The one composition, which is the definition of rollout correction: what faster versions are compared with.
+
+A batch is corrected in parts of some rows, one after the other, since sums add: memory beyond the answer does not grow
+with the batch. What a part must know of the whole batch is surveyed first.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.grammar import Invalid, RolloutCorrConfig
 from verl_rollout_corr.maths.collection import Outcome, collect
 from verl_rollout_corr.maths.criteria import judge
-from verl_rollout_corr.maths.inputs import invalid_tokens, prepare
-from verl_rollout_corr.maths.log_ratio import token_log_probs
+from verl_rollout_corr.maths.inputs import check_valid, prepare
 from verl_rollout_corr.maths.metrics import finalize
+from verl_rollout_corr.maths.parts import Part, Whole, parts_of, survey
+from verl_rollout_corr.maths.sum_table import INVALID_SEQS
 from verl_rollout_corr.maths.sums import Sums
 from verl_rollout_corr.maths.weights import weigh
 
@@ -75,36 +80,34 @@ def decide(
         staleness: (B,) integers, published versions of the weights between those that sampled the row and the
             trainer's; -1 unknown. Where `lag` is a criterion, None is -1 for every row.
     """
-    mask = response_mask.bool()
-    train, rollout = train_log_probs.detach(), rollout_log_probs.detach()
-    invalid = invalid_tokens(train, rollout, mask).any(dim=1)
-    tokens = token_log_probs(train, rollout, mask & ~invalid[:, None])
-    if advantages is not None:
-        advantages = advantages.detach().double()
-        advantages = advantages[:, None].expand(mask.shape) if advantages.dim() == 1 else advantages
-    verdicts = tuple(judge(criterion, tokens, advantages, staleness) for criterion in config.reject)
-    keep = tokens.mask
-    for verdict in verdicts:
-        keep = keep & verdict.passes
-    if config.min_group_kept is not None:
-        assert group_ids is not None  # checked at the door
-        keep = keep & _group_survives(keep, group_ids, config.min_group_kept)[:, None]
-    weights = None if config.weights is None else weigh(config.weights, tokens, keep)
+    part = Part(train_log_probs, rollout_log_probs, response_mask, advantages, group_ids, staleness)
+    return _decide(part, config, survey([part], config))
+
+
+def _decide(part: Part, config: RolloutCorrConfig, whole: Whole) -> Decision:
+    """The decision on a part of a batch."""
+    rows = part.read()
+    verdicts = tuple(
+        judge(criterion, rows.tokens, rows.advantages, part.staleness, leaving=whole.leaving(criterion, part))
+        for criterion in config.reject
+    )
+    keep = whole.kept(rows.tokens.mask, verdicts, part)
+    tokens = rows.tokens
+    weights = None if config.weights is None else weigh(config.weights, tokens, keep, mean=whole.weight_mean)
     outcome = Outcome(
-        mask=mask, tokens=tokens, invalid=invalid, keep=keep, verdicts=verdicts, weights=weights, staleness=staleness
+        mask=rows.mask,
+        tokens=tokens,
+        invalid=rows.invalid,
+        keep=keep,
+        verdicts=verdicts,
+        weights=weights,
+        staleness=part.staleness,
     )
     return Decision(
         weights=None if weights is None else weights.per_token(tokens.mask),
-        keep=keep.to(response_mask.dtype),
+        keep=keep.to(part.mask.dtype),
         sums=collect(outcome, config),
     )
-
-
-def _group_survives(keep: Tensor, group_ids: Tensor, least: int) -> Tensor:
-    """(B,) bool: rows of groups in which at least `least` rows have a kept token."""
-    kept_rows = keep.any(dim=1).double()
-    same = group_ids[:, None] == group_ids[None, :]
-    return (same * kept_rows[None, :]).sum(dim=1) >= least
 
 
 def correct(
@@ -145,18 +148,23 @@ def correct(
         group_ids=group_ids,
         staleness=staleness,
     )
+    shape, device = batch.mask.shape, batch.mask.device
+    keep = torch.empty(shape, dtype=batch.keep_dtype, device=device)
+    weights = None if config.weights is None else torch.empty(shape, dtype=torch.float32, device=device)
+    sums = Sums.zero(config).to(device)
     with torch.no_grad():
-        decision = decide(
-            batch.train,
-            batch.rollout,
-            batch.mask,
-            config,
-            advantages=batch.advantages,
-            group_ids=batch.group_ids,
-            staleness=batch.staleness,
-        )
+        parts = parts_of(batch)
+        whole = survey(parts, config)
+        for part in parts:
+            decision = _decide(part, config, whole)
+            keep[part.rows] = decision.keep.to(keep.dtype)
+            if weights is not None and decision.weights is not None:
+                weights[part.rows] = decision.weights
+            sums = sums + decision.sums
+    if config.invalid is Invalid.ERROR and sums.to_host().value(INVALID_SEQS):
+        check_valid(batch.rollout, batch.mask, train=batch.train)
     return Correction(
-        weights=None if decision.weights is None else batch.layout.answer(decision.weights),
-        keep=batch.layout.answer(decision.keep.to(batch.keep_dtype)),
-        sums=decision.sums,
+        weights=None if weights is None else batch.layout.answer(weights),
+        keep=batch.layout.answer(keep),
+        sums=sums,
     )

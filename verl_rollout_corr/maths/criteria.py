@@ -13,8 +13,8 @@ from torch import Tensor
 
 from verl_rollout_corr.grammar import Agg, Criterion, Scope, Stat, When
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, not_above, not_below, ratio
-from verl_rollout_corr.maths.scopes import Units, aggregate, seq_units, units_of
-from verl_rollout_corr.maths.statistics import STATISTICS
+from verl_rollout_corr.maths.scopes import SeqUnits, Units, aggregate, units_of
+from verl_rollout_corr.maths.statistics import statistic
 
 
 @dataclass(frozen=True)
@@ -31,47 +31,65 @@ class Verdict:
 
 
 def judge(
-    criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None, staleness: Tensor | None = None
+    criterion: Criterion,
+    tokens: TokenLogProbs,
+    advantages: Tensor | None,
+    staleness: Tensor | None = None,
+    *,
+    leaving: Tensor | None = None,
 ) -> Verdict:
     """One criterion's verdict on a padded batch.
 
     `advantages` (B, T) are needed where the criterion has a `when`. `staleness` (B,): the lag of each row, -1 where it
-    is not known; None: of no row.
+    is not known; None: of no row. `leaving` (B, T) bool: for the batch scope, what leaves the batch of which this is a
+    part; None: this is all of it.
     """
     if criterion.stat is Stat.LAG:
         return _judge_lag(criterion, tokens, advantages, staleness)
-    statistic = STATISTICS[criterion.stat](tokens)
-    units = units_of(criterion.scope, tokens.mask)
     if criterion.scope is Scope.BATCH:
-        passes = _trim(statistic, tokens, criterion, _may_reject(criterion.when, tokens, units, advantages))
-        value = aggregate(statistic, units, tokens.mask, None)
-    else:
-        value = aggregate(statistic, units, tokens.mask, criterion.agg)
-        lower, upper = _limits(criterion)
-        inside = not_above(value, upper, tokens.precision)
-        if criterion.agg is Agg.MAX:
-            # The maximum says nothing about the tokens below the lower bound: the veto looks at each.
-            low = tokens.mask & ~not_below(statistic, lower, tokens.precision)
-            inside &= units.total(low.to(torch.float64)) == 0
-        else:
-            inside &= not_below(value, lower, tokens.precision)
+        return _judge_batch(criterion, tokens, advantages, leaving)
+    judged = statistic(criterion.stat, tokens)
+    units = units_of(criterion.scope, tokens.mask)
+    value = aggregate(judged, units, tokens.mask, criterion.agg)
+    lower, upper = _limits(criterion)
+    inside = not_above(value, upper, tokens.precision)
+    if criterion.agg is Agg.MAX and lower is not None:
+        # The maximum says nothing about the tokens below the lower bound: the veto looks at each.
+        low = tokens.mask & ~not_below(judged, lower, tokens.precision)
+        inside &= units.total(low) == 0
+    elif lower is not None:
+        inside &= not_below(value, lower, tokens.precision)
+    if criterion.when is not None:
         inside |= ~_may_reject(criterion.when, tokens, units, advantages)
-        passes = units.spread(inside.to(torch.int8)).bool()
-    return Verdict(passes=passes, units=units, value=ratio(value) if criterion.stat is Stat.K1 else value)
+    return Verdict(passes=units.spread(inside), units=units, value=_shown(criterion, value))
+
+
+def _shown(criterion: Criterion, value: Tensor) -> Tensor:
+    return ratio(value) if criterion.stat is Stat.K1 else value
 
 
 def _judge_lag(
     criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None, staleness: Tensor | None
 ) -> Verdict:
     """Rows older than the bound fail. One of unknown lag passes, and is not a unit: no mean or maximum has its lag."""
-    rows = seq_units(tokens.mask)
-    lag = rows.count.new_full(rows.count.shape[:1], -1.0) if staleness is None else staleness.to(rows.count.dtype)
-    known = (lag >= 0)[:, None]
-    value = lag[:, None].expand_as(rows.count)
-    inside = ~known | not_above(value, criterion.bounds.upper, torch.float64)
-    inside |= ~_may_reject(criterion.when, tokens, rows, advantages)
-    units = Units(index=rows.index, count=torch.where(known, rows.count, torch.zeros_like(rows.count)))
-    return Verdict(passes=rows.spread(inside.to(torch.int8)).bool(), units=units, value=value)
+    rows = SeqUnits(tokens.mask)
+    lag = torch.full_like(rows.count, -1.0) if staleness is None else staleness.to(rows.count.dtype)[:, None]
+    known = lag >= 0
+    inside = ~known | not_above(lag, criterion.bounds.upper, torch.float64)
+    if criterion.when is not None:
+        inside |= ~_may_reject(criterion.when, tokens, rows, advantages)
+    return Verdict(passes=rows.spread(inside), units=SeqUnits(tokens.mask & known), value=lag)
+
+
+def _judge_batch(
+    criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None, leaving: Tensor | None
+) -> Verdict:
+    units = units_of(criterion.scope, tokens.mask)
+    value = aggregate(statistic(criterion.stat, tokens), units, tokens.mask, None)
+    if leaving is None:
+        values, may_leave = candidates(criterion, tokens, advantages)
+        leaving = leave(criterion, values.flatten(), may_leave.flatten(), tokens.precision).view_as(tokens.mask)
+    return Verdict(passes=~leaving, units=units, value=_shown(criterion, value))
 
 
 def _limits(criterion: Criterion) -> tuple[float | None, float | None]:
@@ -85,13 +103,11 @@ def _limits(criterion: Criterion) -> tuple[float | None, float | None]:
     )
 
 
-def _may_reject(when: When | None, tokens: TokenLogProbs, units: Units, advantages: Tensor | None) -> Tensor:
+def _may_reject(when: When, tokens: TokenLogProbs, units: Units, advantages: Tensor | None) -> Tensor:
     """(B, S) bool: units that `when` leaves to the criterion, by the sign of their mean advantage.
 
     Outward: by the signs of the mean advantage and of the sum of l, not by their product, which may underflow.
     """
-    if when is None:
-        return units.exists
     assert advantages is not None  # checked at the door
     inside = torch.where(tokens.mask, advantages, torch.zeros_like(advantages))
     mean = units.total(inside) / units.count.clamp(min=1.0)
@@ -102,28 +118,35 @@ def _may_reject(when: When | None, tokens: TokenLogProbs, units: Units, advantag
     return mean.sign() * units.total(tokens.log_ratio).sign() > 0
 
 
-def _trim(statistic: Tensor, tokens: TokenLogProbs, criterion: Criterion, may_reject: Tensor) -> Tensor:
-    """(B, T) bool: what is left after the largest statistics leave, until the mean of the rest is <= upper.
+def candidates(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What `leave` needs of a part of the batch, both (B, T): the statistic of each token, and whether it may leave.
 
-    The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. Ties leave in the order of row, then position. Tokens
-    that `when` protects stay and count in the mean. Nothing stays if no token meets the bound.
+    -inf is not a term of the mean: outside the response, and where a token has no log-ratio (k1 of probability 0).
     """
-    judged = tokens.mask.flatten()
-    may_leave = judged & may_reject[:, :-1].flatten()
-    values = torch.where(judged, statistic.flatten(), torch.zeros_like(statistic.flatten()))
-    # A token without a log-ratio (k1 of probability 0) is no term of the mean.
-    counted = judged & (values != -torch.inf)
-    values = torch.where(counted, values, torch.zeros_like(values))
+    values = torch.where(tokens.mask, statistic(criterion.stat, tokens), -torch.inf)
+    if criterion.when is None:
+        return values, tokens.mask
+    units = units_of(criterion.scope, tokens.mask)
+    return values, tokens.mask & _may_reject(criterion.when, tokens, units, advantages)
+
+
+def leave(criterion: Criterion, values: Tensor, may_leave: Tensor, precision: torch.dtype) -> Tensor:
+    """(N,) bool: the largest statistics, which leave until the mean of the rest is <= upper.
+
+    The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. `values` and `may_leave` (N,) are those of
+    `candidates`, all of the batch in the order of row, then position; ties leave in that order. Tokens that `when`
+    protects stay and count in the mean. Nothing stays if no token meets the bound.
+    """
+    counted = values != -torch.inf
     leaving = may_leave & counted
-    fixed_sum = torch.where(counted & ~leaving, values, torch.zeros_like(values)).sum()
-    fixed_count = (counted & ~leaving).sum()
-    order = torch.argsort(torch.where(leaving, values, -torch.inf), descending=True, stable=True)
-    sorted_values = torch.where(leaving[order], values[order], torch.zeros_like(values))
+    fixed = counted & ~leaving
+    fixed_sum, fixed_count = torch.where(fixed, values, 0.0).sum(), fixed.sum()
+    ordered, order = torch.where(leaving, values, -torch.inf).sort(descending=True, stable=True)
+    present = ordered != -torch.inf
     # Sums of what stays are taken from the small end: subtracting from the total would lose them beside a huge value.
-    rest_sum = sorted_values.flip(0).cumsum(0).flip(0) + fixed_sum
-    rest_count = leaving[order].flip(0).cumsum(0).flip(0) + fixed_count
-    fits = not_above(rest_sum / rest_count.clamp(min=1), _limits(criterion)[1], tokens.precision)
+    rest_sum = torch.where(present, ordered, 0.0).flip(0).cumsum(0).flip(0) + fixed_sum
+    rest_count = present.flip(0).cumsum(0).flip(0) + fixed_count
+    fits = not_above(rest_sum / rest_count.clamp(min=1), _limits(criterion)[1], precision)
     # The first position from which the rest fits: everything before it leaves.
-    leaves_sorted = fits.long().cumsum(0) == 0
-    leaves = torch.zeros_like(judged).scatter(0, order, leaves_sorted) & leaving
-    return (~leaves).view_as(tokens.mask)
+    before = fits.long().cumsum(0) == 0
+    return torch.zeros_like(leaving).scatter(0, order, before) & leaving

@@ -31,10 +31,11 @@ _FIRST = (1023 + _LOW_EXPONENT) << _SUB_BITS
 
 def bin_index(log_ratio: Tensor) -> Tensor:
     """The bin of each float64 log-ratio, int64 in [0, COUNT). A log-ratio on an edge is in the bin farther from 0."""
-    # Exponent and leading bits of the mantissa, which grow with |l|: the number of edges that |l| has reached.
-    reached = ((log_ratio.abs().view(torch.int64) >> _SHIFT) - (_FIRST - 1)).clamp(0, SIDE + 1)
-    index = torch.where(log_ratio < 0, CENTRE - reached, CENTRE + reached)
-    return torch.where(log_ratio == -torch.inf, torch.zeros_like(index), index)
+    # Exponent and leading bits of the mantissa, which grow with |l|: the number of edges that |l| has reached, and
+    # one more where it is infinite.
+    leading = log_ratio.abs().view(torch.int64) >> _SHIFT
+    reached = (leading - (_FIRST - 1)).clamp(0, SIDE + 1) + ((leading + (1 << _SUB_BITS)) >> (11 + _SUB_BITS))
+    return CENTRE + reached * log_ratio.sign().long()
 
 
 def edge(reached: int) -> float:

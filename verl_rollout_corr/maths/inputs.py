@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
-from verl_rollout_corr.grammar import Invalid, RolloutCorrConfig
+from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.maths.scopes import Layout, layout_of, row_offsets, to_padded
 
 LOG_PROB_SLACK = 1e-3
 """A log-prob up to this is rounding of log 1 = 0; above it is no log-prob."""
+
+LEAST_ROLLOUT_LOG_PROB = -100.0
+"""No sampled token has a probability of 4e-44: below it stands what engines write for "no log-prob"."""
 
 _warned_half = False
 
@@ -38,9 +41,10 @@ class Batch:
 
 
 def invalid_tokens(train: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
-    """(B, T) bool: response tokens whose log-probs cannot be: NaN, +inf, above 1e-3, or log mu = -inf."""
-    bad = train.isnan() | rollout.isnan() | (train > LOG_PROB_SLACK) | (rollout > LOG_PROB_SLACK)
-    return mask & (bad | (rollout == -torch.inf))
+    """(B, T) bool: response tokens whose log-probs cannot be: NaN, +inf, above 1e-3, or log mu below -100."""
+    # Asked for what is right, so that NaN fails each comparison.
+    possible = (train <= LOG_PROB_SLACK) & (rollout <= LOG_PROB_SLACK) & (rollout >= LEAST_ROLLOUT_LOG_PROB)
+    return mask & ~possible
 
 
 def prepare(
@@ -73,8 +77,6 @@ def prepare(
     train, rollout = to_padded(train_log_probs), to_padded(rollout_log_probs)
     _check_log_prob_dtype(train, "train_log_probs")
     _check_log_prob_dtype(rollout, "rollout_log_probs")
-    if config.invalid is Invalid.ERROR:
-        check_valid(rollout, mask, train=train)
     return Batch(
         train=train,
         rollout=rollout,
@@ -117,13 +119,15 @@ def _check_shapes(named: dict[str, Tensor]) -> None:
         if found == expected:
             continue
         if tensor.is_nested and mask.is_nested:
-            row = next((i for i, (a, b) in enumerate(zip(found[1:], expected[1:], strict=False)) if a != b), None)
-            where = (
-                f"row {row}: {found[1 + row]} tokens against {expected[1 + row]}"
-                if row is not None
-                else (f"{len(found) - 1} rows against {len(expected) - 1}")
+            wrong = [i for i, (a, b) in enumerate(zip(found[1:], expected[1:], strict=False)) if a != b]
+            if len(found) != len(expected):
+                where = f"{len(found) - 1} rows of log-probs for {len(expected) - 1} rows of response_mask"
+            else:
+                where = f"row {wrong[0]}: {found[1 + wrong[0]]} log-probs for {expected[1 + wrong[0]]} tokens"
+            raise InputError(
+                f"{name}, {where} ({len(wrong)} such rows). Each response token has one: pass what belongs to the same "
+                "tokens as response_mask"
             )
-            raise InputError(f"{name} and response_mask differ, {where}; both must cover the same response tokens")
         raise InputError(
             f"{name} has shape {found}, response_mask {expected}: both must cover the same response tokens in the same "
             "layout"
@@ -196,11 +200,12 @@ def _cause(values: dict[str, float]) -> tuple[str, float, str]:
                 f"A log-prob is at most 0: {who} returned probabilities, or logits that were not normalised",
             )
     name = "rollout_log_probs"
-    return (
-        name,
-        values[name],
-        "The engine cannot have sampled a token to which it gives probability 0: wrong token or wrong position",
-    )
+    value = values[name]
+    if value == float("-inf"):
+        cause = "The engine cannot have sampled a token to which it gives probability 0: wrong token or wrong position"
+    else:
+        cause = "No token of so small a probability is ever sampled: engines write such a number for a missing log-prob"
+    return name, value, cause
 
 
 def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig, layout: Layout) -> Tensor | None:
@@ -226,7 +231,7 @@ def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig, layout
         raise InputError(
             f"advantages has shape {tuple(padded.shape)}, expected {tuple(mask.shape)} or ({mask.shape[0]},)"
         )
-    padded = padded.detach().double()
+    padded = padded.detach()
     if needing:
         bad = mask & padded.isnan()
         if bool(bad.any()):

@@ -1,14 +1,18 @@
-"""The log-ratio l = log pi_train - log mu, and the only exponential of one.
+"""The log-ratio l = log pi_train - log mu, and every exponential of it.
 
-Everything is padded (B, T) and float64 from here on, whatever came in: a bf16 log-prob cannot hold the difference.
+Everything is padded (B, T) and float64 from here on, whatever came in: a bf16 log-prob cannot hold the difference. What
+several callers need of a batch is computed once, when the first one asks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from verl_rollout_corr.grammar import Stat
 
 EXPONENT_LIMIT = 20.0
 """Exponents of finite log-ratios are clipped to [-20, 20], after aggregation."""
@@ -19,22 +23,44 @@ class TokenLogProbs:
     """The two log-probs of each sampled token, (B, T) float64; 0 outside `mask`, (B, T) bool.
 
     `precision`: what the inputs could hold, float64 or float32 (also for narrower ones). Bounds are compared in it.
+    `statistics`: those computed so far, by `statistics.statistic`.
     """
 
     train: Tensor
     rollout: Tensor
     mask: Tensor
     precision: torch.dtype = torch.float64
+    statistics: dict[Stat, Tensor] = field(default_factory=dict[Stat, Tensor], compare=False, repr=False)
 
-    @property
+    @cached_property
     def log_ratio(self) -> Tensor:
         """l_t = log pi_train(a_t) - log mu(a_t), 0 outside the mask; -inf where pi_train gives no probability."""
         return self.train - self.rollout
 
-    @property
+    @cached_property
     def finite(self) -> Tensor:
         """(B, T) bool: response tokens to which pi_train gives probability, so that l is a number."""
         return self.mask & (self.train != -torch.inf)
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        """r_t = exp(l_t), the exponent clipped; 1 outside the mask."""
+        return ratio(self.log_ratio)
+
+    @cached_property
+    def growth(self) -> Tensor:
+        """r_t - 1, without its rounding for small l, the exponent clipped also where l is -inf."""
+        return torch.expm1(self.log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
+
+    @cached_property
+    def train_probability(self) -> Tensor:
+        """pi_train(a_t); 1 outside the mask."""
+        return torch.exp(self.train)
+
+    @cached_property
+    def rollout_probability(self) -> Tensor:
+        """mu(a_t); 1 outside the mask."""
+        return torch.exp(self.rollout)
 
 
 def token_log_probs(train_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> TokenLogProbs:
@@ -56,20 +82,22 @@ def not_below(values: Tensor, lower: float | None, precision: torch.dtype) -> Te
     """
     if lower is None:
         return torch.ones_like(values, dtype=torch.bool)
-    narrow = values.to(precision)
-    # torch rounds the bound to the tensor's format too, in which what is too large for it would equal infinity.
-    return torch.where(narrow.isfinite(), narrow >= lower, values >= lower)
+    return (values.to(precision) if _fits(lower, precision) else values) >= lower
 
 
 def not_above(values: Tensor, upper: float | None, precision: torch.dtype) -> Tensor:
     """Where values <= upper, compared in `precision`; everywhere if `upper` is None."""
     if upper is None:
         return torch.ones_like(values, dtype=torch.bool)
-    narrow = values.to(precision)
-    return torch.where(narrow.isfinite(), narrow <= upper, values <= upper)
+    return (values.to(precision) if _fits(upper, precision) else values) <= upper
+
+
+def _fits(bound: float, precision: torch.dtype) -> bool:
+    """Whether a bound is finite in a format. torch rounds it to the tensor's, in which it would equal infinity."""
+    return abs(bound) <= torch.finfo(precision).max
 
 
 def ratio(exponent: Tensor) -> Tensor:
     """exp(clip(x, -20, 20)) of an aggregated log-ratio x; exactly 0 for x = -inf. Range [0, e^20]."""
     clipped = torch.exp(exponent.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
-    return torch.where(exponent == -torch.inf, torch.zeros_like(clipped), clipped)
+    return torch.where(exponent == -torch.inf, torch.zeros((), dtype=clipped.dtype, device=clipped.device), clipped)

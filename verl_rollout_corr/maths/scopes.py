@@ -2,13 +2,13 @@
 
 The only file that knows layout. Padded (B, T) is the layout of all maths; `to_padded` turns jagged tensors into it, and
 `Layout` answers in kind.
-Everything here has fixed shapes, so nothing synchronises with the host: a row of T tokens has at most T turns.
+Everything here has fixed shapes, so nothing synchronises with the host.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,89 +16,145 @@ from torch import Tensor
 from verl_rollout_corr.grammar import Agg, Scope
 
 
-@dataclass(frozen=True)
-class Units:
-    """The units of one scope in a padded batch.
+class Units(Protocol):
+    """The units of one scope in a padded batch: S slots in each row, of which some are units.
 
-    `index` (B, T) int64: the slot of each token's unit in its row; tokens outside the response point at the last slot,
-        which is no unit.
-    `count` (B, S) float64: response tokens of each unit; a slot with 0 is no unit.
+    Values that are summed must be 0 outside the response. What `spread` gives there is meaningless.
     """
 
-    index: Tensor
-    count: Tensor
+    @property
+    def count(self) -> Tensor:
+        """(B, S) float64: response tokens of each unit; a slot with 0 is not a unit."""
+        ...
 
     @property
     def exists(self) -> Tensor:
         """(B, S) bool: slots that are units."""
+        ...
+
+    def total(self, values: Tensor) -> Tensor:
+        """(B, S) float64: sum over each unit of (B, T) values."""
+        ...
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """(B, S): maximum over each unit of (B, T) values, -inf where a slot is not a unit."""
+        ...
+
+    def spread(self, per_unit: Tensor) -> Tensor:
+        """(B, T): each token the value of its unit."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenUnits(Units):
+    """Every response token is a unit."""
+
+    mask: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        return self.mask.double()
+
+    @property
+    def exists(self) -> Tensor:
+        return self.mask
+
+    def total(self, values: Tensor) -> Tensor:
+        return values.double()
+
+    def maximum(self, values: Tensor) -> Tensor:
+        return torch.where(self.mask, values, -torch.inf)
+
+    def spread(self, per_unit: Tensor) -> Tensor:
+        return per_unit
+
+
+@dataclass(frozen=True)
+class SeqUnits(Units):
+    """The response tokens of a row are a unit."""
+
+    mask: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        return self.mask.sum(dim=1, keepdim=True).double()
+
+    @property
+    def exists(self) -> Tensor:
         return self.count > 0
 
     def total(self, values: Tensor) -> Tensor:
-        """(B, S): sum over each unit of (B, T) values, which must be 0 outside the response."""
-        zeros = torch.zeros_like(self.count)
-        return zeros.scatter_add(1, self.index, values.to(zeros.dtype))
+        return values.double().sum(dim=1, keepdim=True)
 
     def maximum(self, values: Tensor) -> Tensor:
-        """(B, S): maximum over each unit, -inf where a slot is no unit."""
-        start = torch.full_like(self.count, -torch.inf)
-        return start.scatter_reduce(1, self.index, values.to(start.dtype), reduce="amax")
+        if not values.shape[1]:
+            return torch.full_like(self.count, -torch.inf)
+        return torch.where(self.mask, values, -torch.inf).amax(dim=1, keepdim=True)
 
     def spread(self, per_unit: Tensor) -> Tensor:
-        """(B, T): each token the value of its unit; what stands outside the response is meaningless."""
+        return per_unit.expand(self.mask.shape)
+
+
+@dataclass(frozen=True)
+class TurnUnits(Units):
+    """Every maximal run of response tokens in a row is a unit; a row of T tokens has at most (T + 1) / 2 of them.
+
+    `index` (B, T) int64: the slot of each token's turn. Outside the response it is that of a turn beside it.
+    """
+
+    mask: Tensor
+    index: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        return self.total(self.mask)
+
+    @property
+    def exists(self) -> Tensor:
+        return self.count > 0
+
+    def total(self, values: Tensor) -> Tensor:
+        return self._slots(0.0).scatter_add(1, self.index, values.double())
+
+    def maximum(self, values: Tensor) -> Tensor:
+        inside = torch.where(self.mask, values, -torch.inf)
+        return self._slots(-torch.inf).scatter_reduce(1, self.index, inside, reduce="amax")
+
+    def spread(self, per_unit: Tensor) -> Tensor:
         return per_unit.gather(1, self.index)
 
-
-def token_units(mask: Tensor) -> Units:
-    """Every response token is a unit."""
-    rows, length = mask.shape
-    position = torch.arange(length, device=mask.device).expand(rows, length)
-    index = torch.where(mask, position, length)
-    return _units(index, mask, slots=length)
+    def _slots(self, value: float) -> Tensor:
+        rows, length = self.mask.shape
+        return torch.full((rows, (length + 1) // 2), value, dtype=torch.float64, device=self.mask.device)
 
 
-def turn_units(mask: Tensor) -> Units:
+def turn_units(mask: Tensor) -> TurnUnits:
     """A turn is a maximal run of response tokens in a row."""
     before = torch.zeros_like(mask)
     before[:, 1:] = mask[:, :-1]
     number = torch.cumsum((mask & ~before).long(), dim=1) - 1
-    return _units(torch.where(mask, number, mask.shape[1]), mask, slots=mask.shape[1])
-
-
-def seq_units(mask: Tensor) -> Units:
-    """The response tokens of a row."""
-    return _units(torch.where(mask, 0, 1), mask, slots=1)
-
-
-def _units(index: Tensor, mask: Tensor, *, slots: int) -> Units:
-    count = torch.zeros((mask.shape[0], slots + 1), dtype=torch.float64, device=mask.device)
-    count = count.scatter_add(1, index, mask.to(torch.float64))
-    return Units(index=index, count=count)
+    return TurnUnits(mask, number.clamp(min=0))
 
 
 def units_of(scope: Scope, mask: Tensor) -> Units:
     """The units of a scope; of the batch scope, its tokens. `mask` is (B, T) bool."""
     if scope is Scope.SEQ:
-        return seq_units(mask)
+        return SeqUnits(mask)
     if scope is Scope.TURN:
         return turn_units(mask)
-    return token_units(mask)
+    return TokenUnits(mask)
 
 
 def aggregate(values: Tensor, units: Units, mask: Tensor, agg: Agg | None) -> Tensor:
     """(B, S): sum, mean or maximum of a statistic over each unit's response tokens (`None`: the token's own value).
 
-    A mean of values that hold -inf leaves those tokens out (they have no log-ratio), and is -inf over nothing else;
-    +inf stays +inf.
+    One -inf makes a sum and a mean -inf: a unit that holds a token of probability 0 has the product and the geometric
+    mean 0, as in the limit of an ever smaller probability. +inf stays +inf.
     """
     if agg is None or agg is Agg.MAX:
-        return units.maximum(torch.where(mask, values, -torch.inf))
-    inside = torch.where(mask, values, torch.zeros_like(values))
-    if agg is Agg.SUM:
-        return units.total(inside)
-    finite = mask & (values != -torch.inf)
-    count = units.total(finite.to(torch.float64))
-    total = units.total(torch.where(finite, values, torch.zeros_like(values)))
-    return torch.where(count > 0, total / count.clamp(min=1.0), torch.full_like(total, -torch.inf))
+        return units.maximum(values)
+    total = units.total(torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device)))
+    return total if agg is Agg.SUM else total / units.count.clamp(min=1.0)
 
 
 @dataclass(frozen=True)

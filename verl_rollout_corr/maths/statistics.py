@@ -1,4 +1,4 @@
-"""The per-token statistics of the mismatch: one function each, in the registry `STATISTICS`.
+"""The per-token statistics of the mismatch: one function each, in the registry `STATISTICS`, read by `statistic`.
 
 Each maps `TokenLogProbs` to (B, T) float64; what it gives outside the response is never read.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.grammar import Stat
-from verl_rollout_corr.maths.log_ratio import EXPONENT_LIMIT, TokenLogProbs
+from verl_rollout_corr.maths.log_ratio import TokenLogProbs
 
 Statistic = Callable[[TokenLogProbs], Tensor]
 """From the log-probs of a padded batch to (B, T)."""
@@ -39,21 +39,19 @@ def k3(tokens: TokenLogProbs) -> Tensor:
     Accurate to rounding for tiny l too. +inf where pi_train gives no probability.
     """
     log_ratio = tokens.log_ratio
-    exponential = torch.expm1(log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
-    plain = (exponential - log_ratio.clamp(max=_LINEAR_CAP)).clamp(min=0.0)
+    plain = (tokens.growth - log_ratio.clamp(max=_LINEAR_CAP)).clamp(min=0.0)
     return torch.where(log_ratio.abs() < _SERIES_BELOW, _series(log_ratio, _K3_SERIES), plain)
 
 
 def absolute(tokens: TokenLogProbs) -> Tensor:
     """|r_t - 1|. Under mu its expectation is 2 TV(mu, pi_train) (DPPO, arXiv 2602.04879); range [0, e^20)."""
-    log_ratio = tokens.log_ratio
-    distance = torch.expm1(log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)).abs()
-    return torch.where(log_ratio == -torch.inf, torch.ones_like(distance), distance)
+    distance = tokens.growth.abs()
+    return torch.where(tokens.log_ratio == -torch.inf, torch.ones_like(distance), distance)
 
 
 def tv(tokens: TokenLogProbs) -> Tensor:
     """|pi_train(a_t) - mu(a_t)| (Bin-TV of DPPO, arXiv 2602.04879); range [0, 1]."""
-    return (torch.exp(tokens.train) - torch.exp(tokens.rollout)).abs()
+    return (tokens.train_probability - tokens.rollout_probability).abs()
 
 
 def bkl(tokens: TokenLogProbs) -> Tensor:
@@ -77,8 +75,8 @@ def bkl_mu(tokens: TokenLogProbs) -> Tensor:
 
 def _series(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
     """x^2 (c_0 + c_1 x + ...): what the closed form loses to cancellation for small x."""
-    value = torch.zeros_like(x)
-    for coefficient in reversed(coefficients):
+    value = x * coefficients[-1] + coefficients[-2]
+    for coefficient in reversed(coefficients[:-2]):
         value = value * x + coefficient
     return value * x * x
 
@@ -124,3 +122,11 @@ STATISTICS: dict[Stat, Statistic] = {
     Stat.BKL_MU: bkl_mu,
 }
 """The function behind each per-token statistic of the grammar."""
+
+
+def statistic(stat: Stat, tokens: TokenLogProbs) -> Tensor:
+    """(B, T) of these tokens, computed when it is first asked for: criteria and sums share it."""
+    found = tokens.statistics.get(stat)
+    if found is None:
+        found = tokens.statistics[stat] = STATISTICS[stat](tokens)
+    return found

@@ -7,19 +7,19 @@ bounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from verl_rollout_corr.grammar import LEVELS, Agg, Bounds, Level, Outside, Scope, Weights
+from verl_rollout_corr.grammar import LEVELS, Agg, Bounds, Level, Outside, Weights
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, not_above, not_below, ratio
 from verl_rollout_corr.maths.scopes import Units, aggregate, units_of
 
 
 @dataclass(frozen=True)
 class AppliedWeights:
-    """Weights of `units`, (B, S) float64: `raw` before and `applied` after bounds and normalisation.
+    """Weights of `units`, (B, S) float64: `raw` before and `applied` after bounds and normalisation, 0 in other slots.
 
     `high` and `low` (B, S) bool: raw weights beyond each bound.
     """
@@ -32,11 +32,10 @@ class AppliedWeights:
 
     def per_token(self, mask: Tensor) -> Tensor:
         """(B, T) float32: each response token the weight of its unit, 0 elsewhere."""
-        return torch.where(mask, self.units.spread(self.applied), torch.zeros_like(mask, dtype=torch.float64)).float()
+        return torch.where(mask, self.units.spread(self.applied).float(), 0.0)
 
 
-_AGGS: dict[Level, Agg | None] = {
-    Level.TOKEN: None,
+_AGGS: dict[Level, Agg] = {
     Level.TURN_SUM: Agg.SUM,
     Level.TURN_MEAN: Agg.MEAN,
     Level.SEQ_SUM: Agg.SUM,
@@ -44,13 +43,14 @@ _AGGS: dict[Level, Agg | None] = {
 }
 
 
-def raw_exponent(level: Level, tokens: TokenLogProbs) -> tuple[Units, Tensor]:
-    """The units of a level and the log of their raw weights, (B, S); -inf where a factor is 0."""
-    if level is Level.PREFIX_SUM:
-        units = units_of(Scope.TOKEN, tokens.mask)
-        return units, aggregate(_prefix_sum(tokens), units, tokens.mask, None)
+def raw_weights(level: Level, tokens: TokenLogProbs) -> tuple[Units, Tensor]:
+    """The units of a level and their raw weights, (B, S); what stands in other slots is meaningless."""
     units = units_of(LEVELS[level].unit, tokens.mask)
-    return units, aggregate(tokens.log_ratio, units, tokens.mask, _AGGS[level])
+    if level is Level.TOKEN:
+        return units, tokens.ratio
+    if level is Level.PREFIX_SUM:
+        return units, ratio(_prefix_sum(tokens))
+    return units, ratio(aggregate(tokens.log_ratio, units, tokens.mask, _AGGS[level]))
 
 
 def _prefix_sum(tokens: TokenLogProbs) -> Tensor:
@@ -68,28 +68,38 @@ def truncated(weights: Tensor, bounds: Bounds) -> Tensor:
     return weights.clamp(min=bounds.lower, max=bounds.upper)
 
 
-def weigh(spec: Weights, tokens: TokenLogProbs, keep: Tensor) -> AppliedWeights:
+def weigh(spec: Weights, tokens: TokenLogProbs, keep: Tensor, *, mean: Tensor | None = None) -> AppliedWeights:
     """The weights of a padded batch: truncated at the bounds, or masked to 0 outside them (IcePop, MIS).
 
-    `keep` (B, T) bool is what rejection left: only `normalize: batch` looks at it.
+    `keep` (B, T) bool is what rejection left: only `normalize: batch` looks at it. `mean`: a scalar, what it divides
+    by in the batch of which this is a part; None: this is all of it.
     """
-    units, exponent = raw_exponent(spec.level, tokens)
-    raw = ratio(exponent)
-    high = ~not_above(raw, spec.bounds.upper, tokens.precision)
-    low = ~not_below(raw, spec.bounds.lower, tokens.precision)
+    units, raw = raw_weights(spec.level, tokens)
+    raw = torch.where(units.exists, raw, 0.0)
+    high = units.exists & ~not_above(raw, spec.bounds.upper, tokens.precision)
+    low = units.exists & ~not_below(raw, spec.bounds.lower, tokens.precision)
     if spec.outside is Outside.MASK:
-        applied = torch.where(high | low, torch.zeros_like(raw), raw)
-    else:
+        applied = torch.where(high | low, 0.0, raw)
+    elif spec.bounds.lower is None:
         applied = truncated(raw, spec.bounds)
-    if spec.normalize is not None:
-        applied = _normalised(applied, units, keep, spec.bounds.upper)
-    return AppliedWeights(units=units, raw=raw, applied=applied, high=high, low=low)
+    else:
+        applied = torch.where(units.exists, truncated(raw, spec.bounds), 0.0)
+    weights = AppliedWeights(units=units, raw=raw, applied=applied, high=high, low=low)
+    if spec.normalize is None:
+        return weights
+    if mean is None:
+        total, count = kept_total(weights, keep)
+        mean = total / count.clamp(min=1)
+    return replace(weights, applied=_normalised(applied, mean, spec.bounds.upper))
 
 
-def _normalised(applied: Tensor, units: Units, keep: Tensor, upper: float | None) -> Tensor:
-    """Divides by the mean over units with a kept token, then applies `upper` again so that no weight exceeds it."""
-    kept = units.exists & (units.total(keep.to(torch.float64)) > 0)
-    total = torch.where(kept, applied, torch.zeros_like(applied)).sum()
-    mean = total / kept.sum().clamp(min=1)
+def kept_total(weights: AppliedWeights, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of the applied weights over units with a kept token, and their number: scalars, which add over parts."""
+    kept = weights.units.total(keep) > 0
+    return torch.where(kept, weights.applied, 0.0).sum(), kept.sum()
+
+
+def _normalised(applied: Tensor, mean: Tensor, upper: float | None) -> Tensor:
+    """Divides by the mean, then applies `upper` again so that no weight exceeds it."""
     scaled = torch.where(mean > 1e-8, applied / mean.clamp(min=1e-8), applied)
     return scaled if upper is None else scaled.clamp(max=upper)
