@@ -8,6 +8,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STEP = re.compile(r"\bstep:(\d+) - (\S.*)")
 _NUMBER = re.compile(r"^(?:np\.\w+\()?([-+0-9.einfa]+)\)?$")
 _ACTIVE = re.compile(r"\[rollout_corr\] active role=(\S+) pid=(\d+) (.*)")
+_MATHS = re.compile(r" maths=(\S+)")
 RAY_STARTED = "Started a local Ray instance"
 
 
@@ -35,5 +36,12 @@ def steps(log: str) -> dict[int, dict[str, float]]:
 
 
 def roles(log: str) -> dict[str, str]:
-    """Role -> what its process said is active."""
-    return {role: rest.strip() for role, _, rest in _ACTIVE.findall(plain(log))}
+    """Role -> what its process said is active, without what only one of them computes with."""
+    return {role: _MATHS.sub("", rest).strip() for role, _, rest in _ACTIVE.findall(plain(log))}
+
+
+def maths(log: str) -> str | None:
+    """What the process that decides said it computes with."""
+    said = {role: _MATHS.search(rest) for role, _, rest in _ACTIVE.findall(plain(log))}
+    found = said.get("trainer")
+    return found and found.group(1)
