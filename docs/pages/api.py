@@ -18,14 +18,16 @@ def render() -> str:
         "Python interface",
         "the docstrings",
         _INTRODUCTION,
-        *(_entry(_defined(name)) for name in sorted(verl_rollout_corr.__all__, key=str.lower)),
+        *(_entry(found) for name in sorted(verl_rollout_corr.__all__, key=str.lower) for found in _defined(name)),
     )
 
 
-def _defined(name: str) -> Name:
-    """The definition of a name of the face, in the module that the face takes it from."""
+def _defined(name: str) -> list[Name]:
+    """The definition of a name of the face and those of its members, in the module that the face takes it from."""
     home = verl_rollout_corr.HOMES.get(name, "errors")
-    return next(found for found in public_names(PACKAGE / f"{home.replace('.', '/')}.py") if found.name == name)
+    names = list(public_names(PACKAGE / f"{home.replace('.', '/')}.py"))
+    members = {found.name: found for found in names if found.name.startswith(f"{name}.") and found.doc}
+    return [next(found for found in names if found.name == name), *members.values()]
 
 
 def _entry(name: Name) -> str:

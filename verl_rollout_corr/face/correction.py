@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
+from torch import Tensor
+
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.face.question import Criteria, Question
 from verl_rollout_corr.face.records import Row, frame, records
 from verl_rollout_corr.maths import correction
+from verl_rollout_corr.maths.sums import Sums
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,11 +27,20 @@ class Correction(correction.Correction):
         the tensors of the question, which must not have been changed in place.
     """
 
+    weights: Tensor | None
+    keep: Tensor
+    sums: Sums
     question: Question = field(compare=False)
 
     @property
     def criteria(self) -> Criteria:
-        """Each criterion's value per unit and its verdict, by name: `result.criteria["seq_mean_k3"].value`."""
+        """What each criterion says, by its name, judged when it is asked for: `result.criteria["seq_mean_k3"].value`.
+
+        Of each: `value` (float64: what is held against the bounds, for k1 the ratio), `passes` and `units` (bool), one
+        entry per unit: (B, T) for tokens and the batch scope, (B, S) for turns, S the most turns of a row, (B,) for
+        sequences and `lag`. Where `units` is False there is no unit, `value` is NaN and `passes` True. `rejected` is
+        bool, in the layout of the question: the tokens that this criterion alone rejects.
+        """
         return Criteria(self.question)
 
     @overload
