@@ -16,10 +16,11 @@ from oracle.batches import LEVELS, NAMES, Batch
 from oracle.batches import STATS as STAT_WORDS
 from oracle.compare import PREFIX, assert_metrics_equal, expected
 from oracle.tokens import bernoulli_kl, exp_ratio, statistic
-from verl_rollout_corr import Sums, correct, finalize
+from verl_rollout_corr import Sums, finalize
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.grammar import CRITERION_NAMES, STATS, Level, Stat
 from verl_rollout_corr.maths import metrics
+from verl_rollout_corr.maths.correction import correct
 from verl_rollout_corr.maths.metrics import METRICS, Metric
 from verl_rollout_corr.maths.statistics import STATISTICS
 from verl_rollout_corr.maths.sum_table import layout
@@ -127,7 +128,7 @@ def compare() -> None:
     """The package with the oracle; without an infinity too, since three times infinity is infinity."""
     for nothing in (-math.inf, -9.0):
         batch = a_batch_in_which_everything_happens(nothing)
-        found = correct(batch.train, batch.rollout, batch.mask, everything(), **batch.optional)
+        found = correct(batch.train, batch.rollout, batch.mask, parse(everything()), **batch.optional)
         assert_metrics_equal(found.metrics, wanted(nothing))
 
 
