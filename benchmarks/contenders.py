@@ -70,7 +70,7 @@ def config_of(name: str) -> RolloutCorrConfig:
 def padded_batch(
     rows: int, width: int, *, dtype: torch.dtype = torch.float32, mask: torch.dtype = torch.int64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Full rows: the engine's log-probs exponential, the trainer's off by a normal of 0.03. Row by row, for the memory."""
+    """Full rows: the engine's log-probs exponential, the trainer's off by a normal of 0.03. Made row by row."""
     generator = torch.Generator().manual_seed(0)
     train, rollout = torch.empty(rows, width, dtype=dtype), torch.empty(rows, width, dtype=dtype)
     for row in range(rows):

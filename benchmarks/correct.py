@@ -189,7 +189,8 @@ _FIRST = """
 import time
 import torch
 from verl_rollout_corr import correct, parse
-config, train = parse({"weights": {"level": "token", "upper": 2.0}, "reject": {"seq_mean_k3": {"upper": 0.01}}}), -torch.rand(8, 64)
+config = parse({"weights": {"level": "token", "upper": 2.0}, "reject": {"seq_mean_k3": {"upper": 0.01}}})
+train = -torch.rand(8, 64)
 start = time.perf_counter()
 import numba
 imported = time.perf_counter()
@@ -214,9 +215,10 @@ def first_calls() -> str:
 def machine() -> str:
     """Where and when this was measured."""
     return (
-        f"Written by `python -m benchmarks.correct` on {date.today()}: {os.cpu_count()} cores ({platform.processor() or platform.machine()}), "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}, maths={chosen().name}, load {os.getloadavg()[0]:.1f} at the start. "
-        "Medians of calls in turn in one process, all metrics computed. The copy reads three tensors and writes two.\n"
+        f"Written by `python -m benchmarks.correct` on {date.today()}: {os.cpu_count()} cores ({platform.machine()}), "
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}, maths={chosen().name}, "
+        f"load {os.getloadavg()[0]:.1f} at the start. Medians of calls in turn in one process, all metrics computed. "
+        "The copy reads three tensors and writes two.\n"
     )
 
 

@@ -26,8 +26,7 @@ _LOG2_E = 1 / math.log(2)
 _LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10  # the first has 32 zero bits at its end
 _ROUND = 1.5 * 2.0**52  # a number next to it has no fraction: adding it rounds, and leaves the integer in the last bits
 
-RATIO_LIMITS = math.exp(-20.0), math.exp(20.0)
-_LOW, _HIGH = RATIO_LIMITS
+_LOW, _HIGH = math.exp(-20.0), math.exp(20.0)
 _OFF_LOW, _OFF_HIGH = math.expm1(-20.0), math.expm1(20.0)
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import threading
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import llvmlite.ir as ir
 from numba import cfunc, njit, types
 from numba.extending import intrinsic
+
+from verl_rollout_corr.kernels import objects
 
 _F64, _F32 = ir.DoubleType(), ir.FloatType()
 _I64, _I32, _I16, _I8 = (ir.IntType(bits) for bits in (64, 32, 16, 8))
@@ -36,35 +40,35 @@ def _digest() -> str:
 
 
 DIGEST = _digest()
-"""Of this folder's sources. numba's cache looks only at the file that a function stands in."""
+"""Of this folder's sources: a kernel is made of functions of several files."""
 
 
 class Stage:
-    """A kernel of five int64, f(work, sums, settings, first, count), compiled when it is first needed."""
+    """A kernel of five int64, f(work, sums, settings, first, count), loaded or compiled when it is first needed."""
 
     def __init__(self, function: Callable[..., None], options: dict[str, Any]) -> None:
-        function.__qualname__ = f"{function.__qualname__}_{DIGEST}"
         self._function, self._options = function, options
+        module = function.__module__.rpartition(".")[2]
+        self.name = f"{module}.{function.__qualname__}-{DIGEST}"
         self._compiled: Any = None
 
-    @property
+    @cached_property
     def address(self) -> int:
         """Where other kernels can call it."""
-        if self._compiled is None:
-            self._compiled = _compiled(self._function, self._options)
-        return self._compiled.address
+        with _compiling:
+            found = objects.load(self.name)
+            if found is not None:
+                return found
+            self._compiled = cfunc(_STAGE, **self._options)(self._function)
+            objects.save(self.name, self._compiled)
+            return self._compiled.address
 
     def entry(self) -> Callable[..., None]:
         """To be called from Python with five integers; the GIL is released while it runs."""
         return _CALL(self.address)
 
 
-def _compiled(function: Callable[..., None], options: dict[str, Any]) -> Any:
-    try:
-        return cfunc(_STAGE, cache=True, **options)(function)
-    except (RuntimeError, OSError):
-        # No directory can be written: numba says so with a RuntimeError before it compiles, or fails while it saves.
-        return cfunc(_STAGE, **options)(function)
+_compiling = threading.Lock()
 
 
 def stage(function: Callable[..., None]) -> Stage:

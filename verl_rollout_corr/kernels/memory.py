@@ -39,9 +39,12 @@ far, may be rejected, 1 always; advantages, prefix weights; statistics that are 
 
 # work: sums of a block, and then of the row
 SUM_WORDS = 9
+"""How many sums a block and a row have."""
 N, FINITE, L, ABS_L, K3_SUM, TV, OFF_ONE_SUM, SQUARE, ROLLOUT_SUM = range(SUM_WORDS)
 BLOCK_SUMS = SLOTS * BLOCK
+"""The sums of the block."""
 ROW_SUMS = BLOCK_SUMS + SUM_WORDS
+"""Their sums over the row so far."""
 _HEAD = ROW_SUMS + SUM_WORDS
 
 # work: int64, but UNIT_WEIGHT and the two FIRST
@@ -74,11 +77,15 @@ addresses of its answer, tokens kept, tokens before the block, tokens and pieces
 PIECES = _HEAD + 21
 """Three words for each run of tokens in the block: position in the row, count, whether its turn ends with it."""
 WORK_WORDS = PIECES + 3 * BLOCK
+"""Words of work before the settings."""
 
 # sums
-BIN_WORDS = 6  # N, FINITE, L, ABS_L, K3_SUM, TV
+BIN_WORDS = 6
+"""A bin has the first so many of these sums: N, FINITE, L, ABS_L, K3_SUM, TV."""
 TOTALS = 0
+"""The sums of the rows."""
 TV_MAX = TOTALS + SUM_WORDS
+"""The largest |pi_train - mu|."""
 ZERO_ROLLOUT, ZERO_TRAIN = TV_MAX + 1, TV_MAX + 2
 MOMENTS = TV_MAX + 3
 """frequent n, rare p, rare q, frequent p, frequent q, pp, qq, pq."""
@@ -87,18 +94,23 @@ SEQS = MOMENTS + 8
 LAGS = SEQS + 13
 """Of rows of lag 0: n, finite, k3; of rows of lag > 0: n, k3."""
 PROBABILITY_SUMS = LAGS + 5
+"""Sums by bin, in the order of `maths.bins`: of mu,"""
 POSITION_SUMS = PROBABILITY_SUMS + 5 * BIN_WORDS
+"""of the position,"""
 STALENESS_SUMS = POSITION_SUMS + 7 * BIN_WORDS
+"""and of the lag."""
 HISTOGRAM = STALENESS_SUMS + 7 * BIN_WORDS
 """int64 counts, two tables in turn: the same bin twice in a row does not wait for itself."""
 
 # sums of one criterion, of the weights
 UNITS, TOTAL, TOKENS, FAILED_SEQS, MAXIMUM, MINIMUM = range(6)
 CRITERION_WORDS = 6
+"""How many sums a criterion has."""
 W_UNITS, W_TOTAL, W_SQUARE, W_OFF_ONE, W_OFF_ONE_SQUARE, W_RAW, W_HIGH, W_LOW, W_MAX, W_MIN, W_RAW_MAX, W_RAW_MIN = (
     range(12)
 )
 WEIGHT_WORDS = 12
+"""How many sums the weights have."""
 
 # settings of a stage
 (
@@ -132,10 +144,13 @@ per token; the bounds that count a raw weight as low or high."""
 # stages: phase, reduce, close, settings
 PHASE, REDUCE, CLOSE, SETTINGS = range(4)
 STAGE_WORDS = 4
+"""Words of a stage in the table."""
 ON_BLOCK, ON_TURN, ON_SEQ = range(3)
 
 # job
 TENSOR_WORDS = 5
+"""Words of a tensor in the job: where it is, bytes of a row and of an item, whether rows are found by number, and the
+stage that reads it."""
 ADDRESS, ROW_BYTES, ITEM_BYTES, BY_ROW, READ = range(TENSOR_WORDS)
 J_TRAIN, J_ROLLOUT, J_MASK, J_ADVANTAGE = (tensor * TENSOR_WORDS for tensor in range(4))
 (
@@ -174,4 +189,5 @@ row; stages; what is asked; how many words the sums of a chunk have, where in wo
 the functions of the walk."""
 
 NO_WEIGHTS = -1
+"""In the place of a phase."""
 FINE, REFUSED = 0, 1

@@ -29,6 +29,7 @@ _SHIFT, _FIRST = 49, (1023 - 64) << 3
 # A second job: what its stages share. `N`: tokens of valid rows.
 R_JOB, R_BUFFER, R_N, R_BUCKET, R_CUT, R_UNIT, R_MEAN, R_UPPER, R_OUT, R_CUT_ROW = range(10)
 REVISIT_WORDS = 10
+"""Words of that job."""
 PER_TOKEN, PER_TURN, PER_ROW = range(3)
 
 

@@ -76,8 +76,11 @@ class Run:
         job[m.J_TURNS], job[m.J_JUDGES_TOKENS] = program.turns, program.judges_tokens
         job[m.J_REJECT_INVALID] = program.config.invalid is Invalid.REJECT
         job[m.J_SUM_WORDS], job[m.J_SAVED] = program.sum_words, m.WORK_WORDS + m.WORDS * len(self.stages)
-        functions = (rows.walk_row, rows.flush, rows.end_turn, rows.end_row, rows.reject_row)
-        job[[m.J_WALK, m.J_FLUSH, m.J_END_TURN, m.J_END_ROW, m.J_REJECT_ROW]] = [f.address for f in functions]
+        job[[m.J_WALK, m.J_FLUSH, m.J_END_ROW]] = [f.address for f in (rows.walk_row, rows.flush, rows.end_row)]
+        if program.turns:
+            job[m.J_END_TURN] = rows.end_turn.address
+        if job[m.J_REJECT_INVALID]:
+            job[m.J_REJECT_ROW] = rows.reject_row.address
         return job
 
     def _work(self) -> np.ndarray:
@@ -113,6 +116,7 @@ class Run:
         return any(work.view(np.int64)[at] for work in self.threads)
 
     def row_entries(self) -> dict[s.Sum, float]:
+        """The entries of the sums that follow from what is known of each row."""
         n, kept, invalid = self.row_n, self.row_kept, self.row_invalid > 0
         nonempty = n > 0
         values = {

@@ -14,6 +14,7 @@ from verl_rollout_corr.maths.histogram import _FIRST, _SHIFT, CENTRE, SIDE
 from verl_rollout_corr.maths.inputs import LOG_PROB_SLACK
 
 LEAST_ROLLOUT_LOG_PROB = -100.0
+"""No sampled token has a smaller one: engines write -9999 or -inf for "no log-prob"."""
 
 
 def reached_from(edge: float) -> float:
