@@ -84,7 +84,7 @@ def test_kernels_that_fail_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_trainers_line_says_who(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(activity, "_announced", set())
+    monkeypatch.setattr(activity, "_announced", {})
     activity.announce("trainer", parse(CONFIG))
     assert f" maths=numba-{importlib.metadata.version('numba')}" in capsys.readouterr().out
     activity.announce("actor", parse(CONFIG))

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from verl_rollout_corr.grammar import Agg, Level, RolloutCorrConfig, Stat
-from verl_rollout_corr.kernels import memory as m
+from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.kernels.program import Program, compiled
 from verl_rollout_corr.kernels.question import asked
 from verl_rollout_corr.kernels.run import Run
@@ -47,8 +46,6 @@ def correct(
     second_look = SecondLook(run)
     if not run.walk():
         return None
-    if _means_of_infinities(run):
-        return None
     second_look.take()
     return Correction(
         weights=None if run.weights is None else question.answer(run.weights),
@@ -60,11 +57,3 @@ def correct(
 @lru_cache(maxsize=64)
 def _program(config: RolloutCorrConfig, float32: bool) -> Program | None:
     return compiled(config, float32=float32)
-
-
-def _means_of_infinities(run: Run) -> bool:
-    """Whether the definition, which still leaves -inf out of means of l, says something else."""
-    config = run.program.config
-    means = any(criterion.agg is Agg.MEAN and criterion.stat is Stat.K1 for criterion in config.reject)
-    means |= config.weights is not None and config.weights.level in (Level.TURN_MEAN, Level.SEQ_MEAN)
-    return means and bool((run.sums[:, m.FINITE] < run.sums[:, m.N]).any())

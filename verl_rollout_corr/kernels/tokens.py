@@ -11,10 +11,7 @@ from verl_rollout_corr.kernels.machine import add, bits_of, get, get_int, larger
 from verl_rollout_corr.maths.bins import PROBABILITY
 from verl_rollout_corr.maths.collection import SUSPICIOUS_LOG_PROB
 from verl_rollout_corr.maths.histogram import _FIRST, _SHIFT, CENTRE, SIDE
-from verl_rollout_corr.maths.inputs import LOG_PROB_SLACK
-
-LEAST_ROLLOUT_LOG_PROB = -100.0
-"""No sampled token has a smaller one: engines write -9999 or -inf for "no log-prob"."""
+from verl_rollout_corr.maths.inputs import LEAST_ROLLOUT_LOG_PROB, LOG_PROB_SLACK
 
 
 def reached_from(edge: float) -> float:
