@@ -13,7 +13,7 @@ try:
 except ImportError:  # pragma: no cover - the console script is there in every installation
     sys.exit("verl-rollout-corr: the command line needs typer and rich. Install verl-rollout-corr[report].")
 
-from verl_rollout_corr.cli import explain
+from verl_rollout_corr.cli import check, explain
 from verl_rollout_corr.errors import RolloutCorrError
 
 app = typer.Typer(
@@ -23,12 +23,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+check.register(app)
 explain.register(app)
-
-
-@app.callback()
-def _verbs() -> None:
-    """A single verb would otherwise be the whole command."""
 
 
 def main() -> None:
