@@ -34,8 +34,6 @@ def test_control_characters_are_shown() -> None:
     assert plain("10 µs – Ωλ 中文") == "10 µs – Ωλ 中文"
 
 
-@pytest.mark.parametrize(
-    ("share", "text"), [(0.0, "0%"), (0.001, "<1%"), (0.5, "50%"), (0.999, ">99%"), (1.0, "100%")]
-)
+@pytest.mark.parametrize(("share", "text"), [(0.0, "0%"), (0.001, "<1%"), (0.5, "50%"), (0.999, ">99%"), (1.0, "100%")])
 def test_shares(share: float, text: str) -> None:
     assert percent(share) == text

@@ -51,15 +51,9 @@ def rows_of(batch: DumpBatch, first: int) -> Rows:
     )
 
 
-def evidence_of(dump: Dump, progress: Callable[[int], None] = lambda rows: None) -> Evidence:
-    """The counts of a whole dump, a batch at a time; `progress` is told how many rows were read."""
-    evidence = Evidence()
-    first = 0
-    for batch in dump.batches():
-        evidence.add(_finite(rows_of(batch, first)))
-        first += len(batch)
-        progress(first)
-    return evidence
+def add_batch(evidence: Evidence, batch: DumpBatch, first: int) -> None:
+    """Add a batch of a dump, whose first row is number `first`."""
+    evidence.add(_finite(rows_of(batch, first)))
 
 
 def _finite(rows: Rows) -> Rows:

@@ -1,0 +1,65 @@
+"""`diagnose`: how large a mismatch is, where it sits, and why. `report`: the same as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_rollout_corr.cli.output import plain, print_json
+from verl_rollout_corr.cli.progress import progress
+from verl_rollout_corr.report.assemble import level_of
+
+Source = Annotated[Path, typer.Argument(metavar="DUMP", help="A dump's folder or file.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command()(diagnose)
+    app.command()(report)
+
+
+def diagnose(
+    source: Annotated[Path, typer.Argument(metavar="DUMP|LOG", help="A dump's folder or file, or the log of a run.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """How large a mismatch is, where it sits, and why; from a dump, or, with less detail, from the log of a run."""
+    from verl_rollout_corr.report.reading import diagnosis_of
+
+    with progress("reading") as told:
+        found = diagnosis_of(source, told)
+    if json:
+        print_json(found)
+    else:
+        from verl_rollout_corr.report.terminal import print_diagnosis
+
+        print_diagnosis(found, plain)
+    raise typer.Exit(1 if level_of(found.findings) == "act" else 0)
+
+
+def report(
+    source: Source,
+    html: Annotated[Path, typer.Option("--html", help="Where to write the page.")] = Path("rollout_corr.html"),
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="tokenizer.json or the model's folder, to show tokens as text.")
+    ] = None,
+    title: Annotated[str | None, typer.Option("--title", help="The name of the run; the folder's without it.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the record of the page besides.")] = False,
+) -> None:
+    """One page with verdict, evidence, worst sequences and what other presets would have kept."""
+    from verl_rollout_corr.report.page import render
+    from verl_rollout_corr.report.reading import report_from
+    from verl_rollout_corr.report.tokens import token_texts
+
+    texts = token_texts(tokenizer) if tokenizer is not None else None
+    with progress("reading") as told:
+        record = report_from(source, title=title or source.resolve().name, token_text=texts, progress=told)
+    text = render(record)
+    partial = html.with_name(f".{html.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(html)
+    if json:
+        print_json(record)
+    else:
+        typer.echo(f"{plain(record.verdict)}\n{html}: {len(text.encode()) / 1000:.0f} kB")
