@@ -9,7 +9,6 @@ import typer
 
 from verl_rollout_corr.cli.output import plain, print_json
 from verl_rollout_corr.cli.progress import progress
-from verl_rollout_corr.report.assemble import level_of
 
 Source = Annotated[Path, typer.Argument(metavar="DUMP", help="A dump's folder or file.")]
 
@@ -25,6 +24,7 @@ def diagnose(
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """How large a mismatch is, where it sits, and why; from a dump, or, with less detail, from the log of a run."""
+    from verl_rollout_corr.report.assemble import level_of
     from verl_rollout_corr.report.reading import diagnosis_of
 
     with progress("reading") as told:
