@@ -1,7 +1,7 @@
 """Makes a saved view of a W&B project with our charts: `python recipes/panels/wandb_workspace.py ENTITY PROJECT`.
 
-Needs the package wandb-workspaces and a login. `--print` shows the panels as JSON instead. The alerts of panels.yaml are
-set up by hand: alerts of W&B come from inside a run.
+Needs the package wandb-workspaces and a login. `--print` shows the panels as JSON instead. The alerts of panels.yaml
+are set up by hand: alerts of W&B come from inside a run.
 """
 
 from __future__ import annotations
