@@ -59,5 +59,6 @@ def test_bounds() -> None:
 
 def test_what_only_measures() -> None:
     assert does_nothing(parse({}))
+    assert not does_nothing(parse({"mode": "bypass"}))
     assert not does_nothing(parse({"weights": {"level": "token"}}))
     assert not does_nothing(parse({"reject": {"seq_mean_k3": {"upper": 0.01}}}))

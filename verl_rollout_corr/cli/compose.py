@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,11 +83,20 @@ def composed(program: Program, arguments: Sequence[str]) -> Iterator[DictConfig]
     overrides = list(options.overrides)
     if options.config_dir:
         overrides.insert(0, f"hydra.searchpath=[file://{Path(options.config_dir).resolve()}]")
+    from verl_rollout_corr.configuration import command_line, preset_notes
+
     GlobalHydra.instance().clear()
+    before = sys.argv
+    sys.argv = [program.module, *arguments]  # the plug-in of the search path reads the command line of the run
     try:
-        with initialize_config_dir(str(folder), version_base=None, job_name="check"):
+        command_line.let_unknown_through(overrides, preset_notes.shipped_names())
+        with warnings.catch_warnings(), initialize_config_dir(str(folder), version_base=None, job_name="check"):
+            # one_step_off's own search path names a folder of a checkout of verl, which is not there.
+            warnings.filterwarnings("ignore", message="provider=hydra.searchpath")
             yield compose(options.config_name or program.name, overrides, return_hydra_config=True)
     except HydraException as error:
         raise ConfigError(f"Hydra refuses the command: {' '.join(str(error).split())}") from error
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"the configuration cannot be composed: {' '.join(str(error).split())}") from error
+    finally:
+        sys.argv = before

@@ -54,6 +54,11 @@ def register_unknown(arguments: Sequence[str], shipped: Iterable[str]) -> None:
         or {*_ANOTHER_PRIMARY, *_NO_RUN} & set(options)
     ):
         return
+    let_unknown_through(arguments, shipped)
+
+
+def let_unknown_through(arguments: Sequence[str], shipped: Iterable[str]) -> None:
+    """Have Hydra compose presets that are neither ours nor in a directory of the search path, as empty ones."""
     directories = [path for argument in arguments for path in re.findall(r"file://([^\],'\"]+)", argument)]
     for name in names_in(arguments):
         own = any(Path(directory, "rollout_corr", f"{name}.yaml").is_file() for directory in directories)

@@ -61,8 +61,9 @@ def sentences(config: RolloutCorrConfig) -> list[str]:
 
 
 def does_nothing(config: RolloutCorrConfig) -> bool:
-    """Whether the configuration only measures: no weights, and nothing that could reject a valid row."""
-    return config.weights is None and not config.reject and config.min_group_kept is None
+    """Whether the configuration only measures: no weights, nothing that could reject a valid row, and verl's own loss."""
+    corrects = config.weights is not None or config.reject or config.min_group_kept is not None
+    return config.mode is Mode.DECOUPLED and not corrects
 
 
 def band(bounds: Bounds) -> str:
