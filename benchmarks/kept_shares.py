@@ -58,11 +58,14 @@ def _trained(rollout: torch.Tensor, sigma: torch.Tensor, z: torch.Tensor) -> tor
 def shares(
     config: RolloutCorrConfig, train: torch.Tensor, rollout: torch.Tensor, signs: torch.Tensor
 ) -> dict[str, float]:
-    """Kept tokens (weight not 0), kept sequences and the effective sample size of the weights."""
+    """Kept tokens, kept sequences and the effective sample size of the weights.
+
+    A token whose weight is below 1e-6 does not train: products of long responses end there, and their ESS is 1 again.
+    """
     result = correct(train, rollout, torch.ones_like(train), config, advantages=signs)
     used = result.keep.bool()
     if result.weights is not None:
-        used = used & (result.weights > 0)
+        used = used & (result.weights > 1e-6)
     size = result.metrics.get("rollout_corr/rollout_is_eff_sample_size", 1.0)
     return {
         "tokens": round(float(used.double().mean()), 4),
