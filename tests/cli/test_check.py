@@ -57,14 +57,14 @@ def test_without_a_preset() -> None:
 
 
 def test_what_hydra_refuses_is_one_line() -> None:
-    with pytest.raises(ConfigError, match="Hydra refuses the command: .*no_such_key"):
+    with pytest.raises(ConfigError, match=r"Hydra refuses the command: .*no_such_key"):
         checked("main_ppo", ["no_such_key=1"])
 
 
 def test_programs_have_short_names() -> None:
     assert program_of("fully_async").module == "verl.experimental.fully_async_policy.fully_async_main"
     assert program_of("main_ppo").module == "verl.trainer.main_ppo"
-    with pytest.raises(ConfigError, match="Write one of verl.trainer.main_ppo"):
+    with pytest.raises(ConfigError, match=r"Write one of verl\.trainer\.main_ppo"):
         program_of("sft_trainer")
 
 

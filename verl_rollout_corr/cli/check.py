@@ -38,6 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 Program = Annotated[str, typer.Option("--program", help="Of verl: main_ppo, one_step_off or fully_async.")]
+"""The option that names the main program."""
 
 
 def check(

@@ -11,6 +11,7 @@ from verl_rollout_corr.cli.output import plain, print_json
 from verl_rollout_corr.cli.progress import progress
 
 Source = Annotated[Path, typer.Argument(metavar="DUMP", help="A dump's folder or file.")]
+"""The argument that names a dump."""
 
 
 def register(app: typer.Typer) -> None:

@@ -61,7 +61,7 @@ def sentences(config: RolloutCorrConfig) -> list[str]:
 
 
 def does_nothing(config: RolloutCorrConfig) -> bool:
-    """Whether the configuration only measures: no weights, nothing that could reject a valid row, and verl's own loss."""
+    """Whether the configuration only measures: no weights, nothing that rejects a valid row, and verl's own loss."""
     corrects = config.weights is not None or config.reject or config.min_group_kept is not None
     return config.mode is Mode.DECOUPLED and not corrects
 

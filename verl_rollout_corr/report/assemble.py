@@ -23,6 +23,7 @@ ACT = 0.5
 """From this confidence on a finding is something to act on."""
 
 TokenText = Callable[[int], str]
+"""What to show for a token id."""
 
 
 def rows_of(batch: DumpBatch, first: int) -> Rows:
