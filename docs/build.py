@@ -17,10 +17,10 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT)]
 
-from pages import api, configuration, criteria, errors, kept, metrics, presets, weights  # noqa: E402
+from pages import api, configuration, criteria, errors, kept, metrics, peers, presets, weights  # noqa: E402
 from pages.source import undocumented  # noqa: E402
 
-PAGES = (criteria, weights, metrics, presets, kept, configuration, errors, api)
+PAGES = (criteria, weights, metrics, presets, kept, configuration, errors, peers, api)
 """The modules whose `render()` is a page, under their own name."""
 
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)?(?:#([^)\s]+))?\)")

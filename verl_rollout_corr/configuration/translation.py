@@ -1,7 +1,7 @@
 """From the settings of verl's own correction or of another framework to a command line of ours.
 
 What a setting means there is in `hints.py`; here is how several of them together become one configuration. A meaning
-that we cannot say is named, never guessed. Sources: the frameworks' own code (docs/from-peers.md).
+that we cannot say is named, never guessed. Sources: the frameworks' own code (docs/reference/peers.md).
 """
 
 from __future__ import annotations
