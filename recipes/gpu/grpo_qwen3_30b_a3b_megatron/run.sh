@@ -37,7 +37,6 @@ launch qwen3_moe verl.trainer.main_ppo \
   actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1 \
   actor_rollout_ref.actor.megatron.param_offload=true \
   actor_rollout_ref.actor.megatron.optimizer_offload=true \
-  actor_rollout_ref.actor.megatron.grad_offload=true \
   actor_rollout_ref.actor.megatron.use_mbridge=true \
   actor_rollout_ref.rollout.name=vllm \
   actor_rollout_ref.rollout.n=8 \
