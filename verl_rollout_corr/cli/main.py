@@ -13,7 +13,7 @@ try:
 except ImportError:  # pragma: no cover - the console script is there in every installation
     sys.exit("verl-rollout-corr: the command line needs typer and rich. Install verl-rollout-corr[report].")
 
-from verl_rollout_corr.cli import check, diagnose, explain, translate
+from verl_rollout_corr.cli import check, diagnose, explain, translate, whatif
 from verl_rollout_corr.errors import RolloutCorrError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ check.register(app)
 explain.register(app)
 translate.register(app)
 diagnose.register(app)
+whatif.register(app)
 
 
 def main() -> None:

@@ -10,10 +10,14 @@ from verl_rollout_corr.diagnosis.records import Diagnosis
 from verl_rollout_corr.diagnosis.sample import CAPACITY, Reservoir
 from verl_rollout_corr.diagnosis.size import Measured
 from verl_rollout_corr.dumps.reader import Dump, open_dump
+from verl_rollout_corr.dumps.schema import DumpError
 from verl_rollout_corr.errors import InputError
 from verl_rollout_corr.report.assemble import TokenText, add_batch, report_of
 from verl_rollout_corr.report.evidence import Evidence
-from verl_rollout_corr.report.page import Report
+from verl_rollout_corr.report.page import Report, Table
+
+COMPARED = ("metrics_only", "k3_rs", "k3_rs_token_is", "token_is", "token_icepop", "geo_rs", "seq_is", "trm", "kpop")
+"""The presets of a report's table."""
 
 Progress = Callable[[int, int], None]
 """Called with rows read and rows in all."""
@@ -30,7 +34,7 @@ def diagnosis_of(source: Path, progress: Progress) -> Diagnosis:
     """The diagnosis of a dump, or of a log. Raises InputError or DumpError for what is neither."""
     if is_dump(source):
         return dumps.diagnose(source, progress=progress)
-    from verl_rollout_corr.diagnosis.log import diagnose_log
+    from verl_rollout_corr.diagnosis.logs import diagnose_log
 
     return diagnose_log(source)
 
@@ -53,4 +57,35 @@ def report_from(source: Path, *, title: str, token_text: TokenText | None, progr
     if not is_dump(source):
         raise InputError(f"{source} is a log: a report needs a dump (rollout_corr.dump.dir=DIR); diagnose reads logs")
     dump, diagnosis, evidence = read(source, progress)
-    return report_of(dump, diagnosis, evidence, title=title, token_text=token_text)
+    tables, command = _what_if(source, diagnosis)
+    return report_of(dump, diagnosis, evidence, title=title, whatif=tables, command=command, token_text=token_text)
+
+
+def _what_if(source: Path, diagnosis: Diagnosis) -> tuple[tuple[Table, ...], str]:
+    """What the usual presets would have kept, and the command line that `suggest` would give."""
+    from verl_rollout_corr.diagnosis.suggest import suggest
+    from verl_rollout_corr.diagnosis.whatif import configurations, what_if
+
+    if diagnosis.size is None or not diagnosis.size.tokens:
+        return (), ""
+    try:
+        records = what_if(source, [one for preset in COMPARED for one in configurations([preset])])
+    except DumpError:  # of bypass mode: there is no other policy to compare with
+        return (), ""
+    rows = tuple(
+        (
+            one.label,
+            f"{one.kept_tokens:.1%}",
+            f"{one.dropped_sequences:.1%}",
+            f"{one.kept_groups:.1%}",
+            f"{one.ess:.3f}",
+            "-" if one.gradient is None else f"{one.gradient.bias:.3f}",
+        )
+        for one in records
+    )
+    heads = ("preset", "kept tokens", "sequences dropped", "groups kept", "ESS", "bias")
+    caption = (
+        "By correct() on this dump. Bias: of the surrogate gradient's coefficients against unbounded token ratios."
+    )
+    best = suggest(source).best
+    return (Table("What other presets would have done", caption, heads, rows),), "" if best is None else best.command
