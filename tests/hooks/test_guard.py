@@ -135,3 +135,14 @@ def test_a_loss_that_is_guarded_twice_is_guarded_once() -> None:
     assert POLICY_LOSS_REGISTRY["mine"] is once
     guard.guard("nobody's")
     assert "nobody's" not in POLICY_LOSS_REGISTRY
+
+
+def test_a_changed_decision_makes_the_loss_nan_where_nobody_looks_before_the_step(
+    decided: list[Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of train_batch: verl's engines skip a step whose gradient is not finite, and the trainer finds the rest."""
+    config = direct.configuration(WEIGHTED, monkeypatch)
+    assert torch.isfinite(direct.call(config, decided).loss)
+    monkeypatch.setattr(rows, "digests", lambda batch: torch.zeros(len(batch), dtype=torch.int64))
+    found = direct.call(config, decided)
+    assert torch.isnan(found.loss) and all(gradient.isnan().any() for gradient in found.gradients[:3])

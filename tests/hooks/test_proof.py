@@ -8,26 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from verl_rollout_corr.hooks import proof
 from verl_rollout_corr.hooks.proof import row_digests, total
 
 MASK64 = 2**64 - 1
 
 
+def hashed(number: int) -> int:
+    """SplitMix64 as it was published, made odd, in whole numbers of Python, which do not wrap."""
+    bits = number * 0x9E3779B97F4A7C15 & MASK64
+    bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & MASK64
+    bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & MASK64
+    return (bits ^ bits >> 31) | 1
+
+
 def by_hand(rows: list[int], mask: Tensor, keep: Tensor, values: Tensor | None) -> int:
-    """The digest in whole numbers of Python, which do not wrap, from SplitMix64 as it was published."""
+    """The digest, token by token."""
     digest = 0
     for row, number in enumerate(rows):
         for position in range(mask.shape[1]):
             if not mask[row, position]:
                 continue
-            bits = (((number + 1) << 32) + position) * 0x9E3779B97F4A7C15 & MASK64
-            bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & MASK64
-            bits = (bits ^ bits >> 27) * 0x94D049BB133111EB & MASK64
-            bits = (bits ^ bits >> 31) | 1
             content = 1 + 2 * int(keep[row, position])
             if values is not None and keep[row, position]:
                 content += int.from_bytes(values[row, position].numpy().tobytes(), "little") << 2
-            digest += bits * content
+            digest += hashed(2 * number) * hashed(2 * position + 1) * content
     return digest & MASK64
 
 
@@ -110,3 +115,19 @@ def test_what_is_not_decided_does_not_count() -> None:
     assert torch.equal(
         row_digests(rows, mask, keep, weights), row_digests(rows, mask, torch.tensor([[1, 0, 1]]), weights)
     )
+
+
+@pytest.mark.parametrize("block", [1, 7, 10**9])
+def test_the_digest_does_not_depend_on_the_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask, keep, weights = drawn(5, rows=9, width=8)
+    rows = torch.arange(9)
+    jagged = [torch.nested.as_nested_tensor(list(padded), layout=torch.jagged) for padded in (mask, keep, weights)]
+    expected = row_digests(rows, mask, keep, weights)
+    monkeypatch.setattr(proof, "_BLOCK", block)
+    assert torch.equal(row_digests(rows, mask, keep, weights), expected)
+    assert torch.equal(row_digests(rows, *jagged), expected)
+
+
+def test_a_batch_of_nothing() -> None:
+    none = torch.zeros(0, 3)
+    assert row_digests(torch.arange(0), none, none, None).shape == (0,)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hooks import trainers
 from verl_rollout_corr import correct
 from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogProbsError
-from verl_rollout_corr.hooks import wire
+from verl_rollout_corr.hooks import updates, wire
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.transport import Carried
 
@@ -142,3 +142,13 @@ def test_a_queue_that_does_not_take_a_column(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(trainers.Queue, "kv_batch_put", forgetful)
     with pytest.raises(HookError, match=r"did not take the columns \['rollout_corr_keep'\]"):
         trainers.update_v1(drawn(), BOTH, monkeypatch)
+
+
+def test_a_line_of_the_log_is_finalised_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    finalize = updates.finalize
+    monkeypatch.setattr(updates, "finalize", lambda sums: calls.append(sums) or finalize(sums))
+    trainers.update_v1(drawn(), BOTH, monkeypatch)
+    assert len(calls) == 1
+    trainers.update_v0(drawn(), BOTH)
+    assert len(calls) == 2

@@ -1,11 +1,13 @@
 """Whether the decision that reached the loss is the one that was made: a digest of each row, exact and additive.
 
-A digest is a sum of whole numbers modulo 2^64, one per response token: a hash of the row's number and the token's
-position, times what was decided there. So it adds over tokens, rows, micro-batches, ranks and epochs in any order, and
-two batches with the same counts and the same sums but with something moved or changed have different digests.
+A digest is a sum of whole numbers modulo 2^64, one per response token: a hash of the row's number, times a hash of the
+token's position, times what was decided there. So it adds over tokens, rows, micro-batches, ranks and epochs in any
+order, and two batches with the same counts and sums, but with something moved or changed, have different digests.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from verl_rollout_corr.maths.scopes import row_offsets
 
 _WRAP = 1 << 64
+_BLOCK = 1 << 15
 
 
 def _signed(number: int) -> int:
@@ -29,22 +32,30 @@ def _shifted(bits: Tensor, by: int) -> Tensor:
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
-def _hash(rows: Tensor, positions: Tensor) -> Tensor:
-    """An odd int64 for each row and position, as good as random."""
-    bits = ((rows + 1) << 32) + positions
-    bits = bits * _STEP
+def _hash(numbers: Tensor, salt: int) -> Tensor:
+    """An odd int64 for each number, as good as random."""
+    bits = (2 * numbers + salt) * _STEP
     bits = (bits ^ _shifted(bits, 30)) * _FIRST
     bits = (bits ^ _shifted(bits, 27)) * _SECOND
     return (bits ^ _shifted(bits, 31)) | 1  # odd: a product with it loses no bit
 
 
-def _per_token(rows: Tensor, positions: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None) -> Tensor:
+def _of_rows(rows: Tensor) -> Tensor:
+    return _hash(rows, 0)
+
+
+def _of_positions(positions: Tensor) -> Tensor:
+    return _hash(positions, 1)
+
+
+def _content(mask: Tensor, keep: Tensor, values: Tensor | None) -> Tensor:
+    """What was decided at each token, as a whole number; 0 outside the mask."""
     mask, keep = mask.bool(), keep.bool()
     content = mask.long() + 2 * keep.long()
     if values is not None:
         bits = values.detach().float().contiguous().view(torch.int32).long() & 0xFFFFFFFF
         content = content + torch.where(keep, bits << 2, torch.zeros_like(bits))
-    return torch.where(mask, _hash(rows, positions) * content, torch.zeros_like(content))
+    return torch.where(mask, content, torch.zeros_like(content))
 
 
 def row_digests(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None) -> Tensor:
@@ -57,17 +68,41 @@ def row_digests(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None)
         values: what else was decided at the kept tokens, bit for bit as float32: the weights, or in bypass mode the
             engine's log-probs.
     """
-    if not mask.is_nested:
-        positions = torch.arange(mask.shape[1], device=mask.device)
-        return _per_token(rows[:, None], positions, mask, keep, values).sum(dim=1)
-    mask, keep = mask.contiguous(), keep.contiguous()
+    if mask.is_nested:
+        return _of_jagged(rows, mask.contiguous(), keep.contiguous(), None if values is None else values.contiguous())
+    factors = _of_positions(torch.arange(mask.shape[1], device=mask.device))
+    sums = [
+        (_content(mask[part], keep[part], None if values is None else values[part]) * factors).sum(dim=1)
+        for part in _blocks([mask.shape[1]] * len(mask))
+    ]
+    return _of_rows(rows) * torch.cat(sums) if sums else torch.zeros_like(rows)
+
+
+def _of_jagged(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None) -> Tensor:
     offsets = row_offsets(mask)
-    lengths = offsets.diff()
-    row_of = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-    positions = torch.arange(len(row_of), device=lengths.device) - offsets[row_of]
-    flat = None if values is None else values.contiguous().values()
-    digests = _per_token(rows[row_of], positions, mask.values(), keep.values(), flat)
-    return torch.zeros_like(lengths).index_add(0, row_of, digests)
+    lengths, starts = offsets.diff(), offsets.tolist()
+    flat = None if values is None else values.values()
+    factors = _of_positions(torch.arange(max(lengths.tolist(), default=0)))
+    sums = torch.zeros_like(lengths)
+    for part in _blocks(lengths.tolist()):
+        row_of = torch.repeat_interleave(torch.arange(part.start, part.stop), lengths[part])
+        tokens = slice(starts[part.start], starts[part.stop])
+        positions = torch.arange(tokens.start, tokens.stop) - offsets[row_of]
+        content = _content(mask.values()[tokens], keep.values()[tokens], None if flat is None else flat[tokens])
+        sums.index_add_(0, row_of, content * factors[positions])
+    return _of_rows(rows) * sums
+
+
+def _blocks(lengths: Sequence[int]) -> Iterator[slice]:
+    """Consecutive rows of about `_BLOCK` tokens together: what is computed on the way stays in the cache, and small."""
+    start = tokens = 0
+    for row, length in enumerate(lengths):
+        tokens += length
+        if tokens >= _BLOCK:
+            yield slice(start, row + 1)
+            start, tokens = row + 1, 0
+    if start < len(lengths):
+        yield slice(start, len(lengths))
 
 
 def total(digests: Tensor, times: int) -> int:
