@@ -140,7 +140,7 @@ def test_a_loss_that_is_guarded_twice_is_guarded_once() -> None:
 def test_a_changed_decision_makes_the_loss_nan_where_nobody_looks_before_the_step(
     decided: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outside of train_batch: verl's engines skip a step whose gradient is not finite, and the trainer finds the rest."""
+    """Outside of train_batch: verl skips a step whose gradient is not finite, and the trainer finds the rest."""
     config = direct.configuration(WEIGHTED, monkeypatch)
     assert torch.isfinite(direct.call(config, decided).loss)
     monkeypatch.setattr(rows, "digests", lambda batch: torch.zeros(len(batch), dtype=torch.int64))
