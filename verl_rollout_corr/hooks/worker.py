@@ -30,7 +30,7 @@ from verl_rollout_corr.hooks.places import Places, flat, neutralise, padded
 from verl_rollout_corr.hooks.policy_loss import clip_bounds
 from verl_rollout_corr.hooks.proof import row_digests
 from verl_rollout_corr.hooks.transport import Carried
-from verl_rollout_corr.maths.correction import decide
+from verl_rollout_corr.kernels.on_gpu import decide
 from verl_rollout_corr.maths.inputs import warn_half
 from verl_rollout_corr.maths.losses import clipped
 from verl_rollout_corr.maths.sums import Sums

@@ -1,0 +1,175 @@
+"""The twin for GPUs beside the definition, in Triton's interpreter, which is chosen at import: so this is a program.
+
+With the argument `all` over the whole grammar (minutes), else over a few configurations that reach every line of the
+kernel. Prints one line per comparison that differs, and how many were equal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.configuration.presets import load_preset, preset_names
+from verl_rollout_corr.grammar import Agg, RolloutCorrConfig, Stat
+from verl_rollout_corr.kernels import triton_decide as twin
+from verl_rollout_corr.maths.correction import Decision, decide
+
+WEIGHTS, SUMS = 2e-7, 1e-9
+drawn = torch.Generator().manual_seed(0)
+
+
+def uniform(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=drawn, dtype=torch.float64)
+
+
+def batch(rows: int, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs of every size, with exact zeros, probability 0, invalid ones, an empty row, and NaN off the mask."""
+    rollout = -(uniform(rows, length) ** 3) * 8
+    train = (rollout + torch.randn(rows, length, generator=drawn).double() * uniform(rows, 1) ** 4 * 3).clamp(max=0)
+    mask = uniform(rows, length) < uniform(rows, 1) * 1.3
+    mask[1] = False
+    pick = uniform(rows, length)
+    rollout[0] = rollout[0, 0]
+    train[(pick > 0.01) & (pick < 0.02)] = 0
+    rollout[(pick > 0.02) & (pick < 0.03)] = 0
+    train[(pick > 0.03) & (pick < 0.04)] = -60
+    train[2][pick[2] < 0.1] = -torch.inf
+    train[3][(pick[3] > 0.5) & (pick[3] < 0.51)] = torch.nan
+    rollout[3][(pick[3] > 0.6) & (pick[3] < 0.61)] = 0.1
+    train[~mask] = torch.nan
+    return train.to(dtype), rollout.to(dtype), mask
+
+
+def close(one: Tensor, other: Tensor, relative: float) -> Tensor:
+    one, other = one.double(), other.double()
+    scale = torch.maximum(one.abs(), other.abs()).clamp(min=1e-12)
+    return (one == other) | ((one - other).abs() <= relative * scale)
+
+
+def differences(found: Decision, expected: Decision) -> Iterator[str]:
+    if found.keep.dtype != expected.keep.dtype or not torch.equal(found.keep, expected.keep):
+        yield f"keep of {int((found.keep != expected.keep).sum())} tokens"
+    if (found.weights is None) != (expected.weights is None):
+        yield "weights"
+    elif found.weights is not None and expected.weights is not None:
+        wrong = ~close(found.weights, expected.weights, WEIGHTS)
+        if found.weights.dtype != torch.float32 or wrong.any():
+            yield f"weights of {int(wrong.sum())} tokens"
+    for kind in ("totals", "maxima"):
+        ours, theirs = getattr(found.sums, kind), getattr(expected.sums, kind)
+        for at in (~close(ours, theirs, SUMS)).nonzero().flatten().tolist():
+            yield f"{getattr(expected.sums.layout, kind)[at]}: {ours[at].item()!r} != {theirs[at].item()!r}"
+    if not torch.equal(found.sums.counts, expected.sums.counts):
+        yield "histogram"
+
+
+def _without_zeros(config: RolloutCorrConfig) -> bool:
+    """Whether a geometric mean is computed: beside probability 0 it is 0 for the twin (docs, `Rules`)."""
+    means = any(one.stat is Stat.K1 and one.agg is Agg.MEAN for one in config.reject)
+    return means or (config.weights is not None and config.weights.level.value == "seq_mean")
+
+
+def compare(name: str, config: RolloutCorrConfig, **changed: Any) -> list[str]:
+    rows, length = changed.get("shape", (4, 40))
+    train, rollout, mask = batch(rows, length, changed.get("dtype", torch.float32))
+    if _without_zeros(config):
+        train = torch.where(train == -torch.inf, torch.full_like(train, -60), train)
+    advantages = torch.randn(rows, length, generator=drawn)
+    question = (train, rollout, mask.to(changed.get("mask", torch.int64)), config)
+    optional = {
+        "advantages": advantages[:, 0] if changed.get("per_row") else advantages,
+        "staleness": None if changed.get("no_lags") else torch.randint(-1, 12, (rows,), generator=drawn),
+    }
+    expected = decide(*question, **optional)
+    found = twin.decide(*question, **optional, block=32)
+    return [f"{name}: {difference}" for difference in differences(found, expected)]
+
+
+def configurations() -> Iterator[tuple[str, RolloutCorrConfig]]:
+    for name in preset_names():
+        yield name, load_preset(name)
+    for stat in ("k1", "k2", "k3", "abs", "tv", "bkl", "bkl_mu"):
+        for unit in ("token", "seq_sum", "seq_mean", "seq_max"):
+            for when in (None, "negative_advantage", "positive_advantage", "outward"):
+                bounds = {"lower": 0.7, "upper": 1.5} if stat == "k1" else {"upper": 0.02}
+                name = f"{unit}_{stat}"
+                yield f"{name} {when}", parse({"reject": {name: bounds | {"when": when}}})
+    for level in ("token", "seq_sum", "seq_mean", "prefix_sum"):
+        for outside in ("truncate", "mask"):
+            weights = {"level": level, "lower": 0.6, "upper": 1.8, "outside": outside}
+            yield f"{level} {outside}", parse({"weights": weights, "metrics": "core"})
+    yield "lag", parse({"reject": {"lag": {"upper": 2, "when": "negative_advantage"}, "token_k1": {"upper": 2.0}}})
+
+
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"dtype": torch.bfloat16, "mask": torch.bool},
+    {"dtype": torch.float64, "mask": torch.float32, "per_row": True},
+    {"no_lags": True, "shape": (4, 1)},
+    {"shape": (4, 32), "mask": torch.uint8},
+    {"shape": (4, 200)},
+)
+
+
+class Operations(TorchDispatchMode):
+    """What is dispatched: on a GPU all of it but views and empty tensors is a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def launches(config: RolloutCorrConfig) -> list[str]:
+    """The operations of one call, the kernel over the rows left out: the interpreter makes many of it."""
+    question = (*batch(5, 40, torch.float32), config)
+    twin.decide(*question, block=32)
+    kernel = twin.rows.rows_kernel
+
+    class Nothing:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *_, **__: None
+
+    twin.rows.rows_kernel = Nothing()  # type: ignore[assignment]
+    with Operations() as operations:
+        twin.decide(*question, block=32)
+    twin.rows.rows_kernel = kernel
+    return [name for name in operations.names if not any(free in name for free in ("empty", "detach", "view", "alias"))]
+
+
+FEW = ("seq_is_rs", "dppo_kl", "trm", "kpop", "token_icepop", "prefix_is", "geo_is", "m2po", "turn_is", "lag")
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    complete = "all" in sys.argv
+    equal, fallen, wrong = 0, [], []
+    for name, config in configurations():
+        if not complete and name not in FEW:
+            continue
+        if not twin.fits(config):
+            fallen.append(name)
+            continue
+        found = compare(name, config)
+        equal += not found
+        wrong += found
+    for changed in VARIANTS:
+        for name in ("k3_rs_token_is", "seq_is_rs", "dppo_kl", "trm") if complete else ("k3_rs_token_is",):
+            found = compare(f"{name} {changed}", load_preset(name), **changed)
+            equal += not found
+            wrong += found
+    print("\n".join(wrong))
+    print(f"equal: {equal}; left to the definition: {', '.join(fallen)}")
+    print("launches:", *launches(load_preset("bypass_reinforce_token_icepop")))
+    sys.exit(bool(wrong))

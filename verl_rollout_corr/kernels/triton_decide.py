@@ -1,0 +1,162 @@
+"""The host side of the twin on a GPU: what `decide` was asked as a table, one launch over the rows, and the sums."""
+
+# pyright: basic
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from verl_rollout_corr.grammar import LEVELS, Criterion, Level, RolloutCorrConfig, Scope, Stat, Weights
+from verl_rollout_corr.kernels import triton_rows as rows
+from verl_rollout_corr.maths.correction import Decision
+from verl_rollout_corr.maths.histogram import COUNT
+from verl_rollout_corr.maths.sum_table import Kind, Layout, layout
+from verl_rollout_corr.maths.sums import Sums
+
+_BLOCK = 1024
+_LEVELS = {
+    Level.TOKEN: (rows.TOKEN_WEIGHTS, 0.0),
+    Level.PREFIX_SUM: (rows.PREFIX_WEIGHTS, 0.0),
+    Level.SEQ_SUM: (rows.ROW_WEIGHTS, 1.0),
+    Level.SEQ_MEAN: (rows.ROW_WEIGHTS, 2.0),
+}
+
+
+def fits(config: RolloutCorrConfig) -> bool:
+    """Whether the twin knows all of the configuration. Turns and what looks at the whole batch are the definition's."""
+    if config.min_group_kept is not None:
+        return False
+    if config.weights is not None and (config.weights.normalize is not None or config.weights.level not in _LEVELS):
+        return False
+    return all(criterion.scope in rows.SCOPES and criterion.stat in rows.STATS for criterion in config.reject)
+
+
+def decide(
+    train_log_probs: Tensor,
+    rollout_log_probs: Tensor,
+    response_mask: Tensor,
+    config: RolloutCorrConfig,
+    *,
+    advantages: Tensor | None = None,
+    staleness: Tensor | None = None,
+    block: int = _BLOCK,
+) -> Decision:
+    """`maths.correction.decide` for a configuration that `fits`, on padded tensors of one device, not empty.
+
+    No host synchronisation after the first call with a configuration, which copies its table to the device.
+    """
+    train, rollout = train_log_probs.detach().contiguous(), rollout_log_probs.detach().contiguous()
+    mask = response_mask.contiguous()
+    device, (count, length) = mask.device, mask.shape
+    single = not (train.dtype is torch.float64 and rollout.dtype is torch.float64)
+    criteria, weighing, places = _tables(config, single, device)
+    entries = layout(config)
+    keep = torch.empty_like(mask)
+    weights = None if config.weights is None else torch.empty(mask.shape, dtype=torch.float32, device=device)
+    totals = torch.empty((count, len(entries.totals)), dtype=torch.float64, device=device)
+    maxima = torch.empty((count, len(entries.maxima)), dtype=torch.float64, device=device)
+    counts = torch.zeros(COUNT, dtype=torch.int64, device=device)
+    given = 0 if advantages is None or not config.needs_advantages else advantages.dim()
+    rows.rows_kernel[(count,)](
+        train,
+        rollout,
+        _bytes(mask),
+        train if advantages is None else advantages.detach().contiguous(),
+        counts if staleness is None else staleness.contiguous(),
+        criteria,
+        weighing,
+        places,
+        _bytes(keep),
+        totals if weights is None else weights,
+        totals,
+        maxima,
+        counts,
+        length,
+        len(config.reject),
+        totals.shape[1],
+        maxima.shape[1],
+        BLOCK=block,
+        SINGLE=single,
+        ADVANTAGES=given,
+        LAGS=staleness is not None,
+        BINS=entries.bins,
+        WEIGHTS=rows.NO_WEIGHTS if config.weights is None else _LEVELS[config.weights.level][0],
+    )
+    return Decision(weights=weights, keep=keep, sums=Sums(entries, totals.sum(dim=0), maxima.amax(dim=0), counts))
+
+
+def _bytes(mask: Tensor) -> Tensor:
+    return mask.view(torch.uint8) if mask.dtype is torch.bool else mask
+
+
+@lru_cache(maxsize=64)
+def _tables(config: RolloutCorrConfig, single: bool, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The criteria, the weights and the places of the entries, on the device."""
+    criteria = [word for criterion in config.reject for word in _criterion(criterion, single)] or [0.0]
+    return (
+        torch.tensor(criteria, dtype=torch.float64, device=device),
+        torch.tensor(_weights(config.weights, single), dtype=torch.float64, device=device),
+        torch.tensor(_places(layout(config)), dtype=torch.int64, device=device),
+    )
+
+
+def _criterion(criterion: Criterion, single: bool) -> list[float]:
+    """One row of the table. Bounds of k1 are bounds on the ratio: their logs are compared with l."""
+    bounds = (criterion.bounds.lower, criterion.bounds.upper)
+    if criterion.stat is Stat.K1:
+        bounds = tuple(None if bound is None else math.log(bound) for bound in bounds)
+    words = (
+        rows.STATS[criterion.stat],
+        rows.SCOPES[criterion.scope],
+        rows.AGGS[criterion.agg],
+        rows.WHENS[criterion.when],
+    )
+    return [*map(float, words), *_limits(bounds, single)]
+
+
+def _weights(spec: Weights | None, single: bool) -> list[float]:
+    if spec is None:
+        return [0.0] * rows.WEIGHT_WORDS
+    level, agg = _LEVELS[spec.level]
+    assert LEVELS[spec.level].unit in (Scope.TOKEN, Scope.SEQ)
+    limits = _limits((spec.bounds.lower, spec.bounds.upper), single)
+    return [float(level), agg, float(rows.OUTSIDES[spec.outside]), *limits, 0.0]
+
+
+def _limits(bounds: tuple[float | None, ...], single: bool) -> list[float]:
+    """Both bounds, and both as torch rounds them beside what they are compared with."""
+    lower, upper = bounds
+    exact = [-math.inf if lower is None else lower, math.inf if upper is None else upper]
+    return exact + (torch.tensor(exact, dtype=torch.float32).tolist() if single else exact)
+
+
+def _places(entries: Layout) -> list[int]:
+    """Where the kernel's entries stand among the layout's: of a row and its bins (256), its maxima (8), each criterion
+    (6); -1 for what the layout has not.
+    """
+    totals, maxima = _starts(entries, Kind.TOTAL), _starts(entries, Kind.MAXIMUM)
+    of_row = [totals.get(row, -1) for row in rows.ROW_TOTALS]
+    if entries.bins:
+        labels = range(len(entries.labels(rows.BIN_TOTALS[0].family)))
+        of_row += [totals[row] + label for label in labels for row in rows.BIN_TOTALS]
+    of_row += [-1] * (256 - len(of_row))
+    of_maxima = [maxima.get(row, -1) for row in rows.ROW_MAXIMA]
+    of_maxima += [-1] * (8 - len(of_maxima))
+    of_criteria: list[int] = []
+    for number in range(len(entries.criteria)):
+        of_criteria += [totals[row] + number for row in rows.CRITERION_TOTALS]
+        of_criteria += [maxima[row] + number for row in rows.CRITERION_MAXIMA]
+    return of_row + of_maxima + of_criteria
+
+
+def _starts(entries: Layout, kind: Kind) -> dict[object, int]:
+    """The first entry of each row of the table that has one."""
+    starts: dict[object, int] = {}
+    at = 0
+    for row in entries.rows(kind):
+        starts[row] = at
+        at += len(entries.labels(row.family))
+    return starts
