@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.configuration.presets import load_preset, preset_names
-from verl_rollout_corr.grammar import Agg, RolloutCorrConfig, Stat
+from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.kernels import triton_decide as twin
 from verl_rollout_corr.maths.correction import Decision, decide
 
@@ -73,17 +73,9 @@ def differences(found: Decision, expected: Decision) -> Iterator[str]:
         yield "histogram"
 
 
-def _without_zeros(config: RolloutCorrConfig) -> bool:
-    """Whether a geometric mean is computed: beside probability 0 it is 0 for the twin (docs, `Rules`)."""
-    means = any(one.stat is Stat.K1 and one.agg is Agg.MEAN for one in config.reject)
-    return means or (config.weights is not None and config.weights.level.value == "seq_mean")
-
-
 def compare(name: str, config: RolloutCorrConfig, **changed: Any) -> list[str]:
     rows, length = changed.get("shape", (4, 40))
     train, rollout, mask = batch(rows, length, changed.get("dtype", torch.float32))
-    if _without_zeros(config):
-        train = torch.where(train == -torch.inf, torch.full_like(train, -60), train)
     advantages = torch.randn(rows, length, generator=drawn)
     question = (train, rollout, mask.to(changed.get("mask", torch.int64)), config)
     optional = {
@@ -149,7 +141,7 @@ def launches(config: RolloutCorrConfig) -> list[str]:
     return [name for name in operations.names if not any(free in name for free in ("empty", "detach", "view", "alias"))]
 
 
-FEW = ("seq_is_rs", "dppo_kl", "trm", "kpop", "token_icepop", "prefix_is", "geo_is", "m2po", "turn_is", "lag")
+FEW = ("seq_is_rs", "dppo_kl", "kpop", "prefix_is", "geo_is", "m2po", "turn_is")
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")

@@ -15,19 +15,20 @@ from verl_rollout_corr.maths import sum_table as s
 from verl_rollout_corr.maths.bins import BIN_NAMES, POSITION, PROBABILITY, STALENESS
 from verl_rollout_corr.maths.collection import CONSTANT_FROM, SUSPICIOUS_LOG_PROB
 from verl_rollout_corr.maths.histogram import _FIRST, _SHIFT, CENTRE, SIDE
-from verl_rollout_corr.maths.inputs import LOG_PROB_SLACK
+from verl_rollout_corr.maths.inputs import LEAST_ROLLOUT_LOG_PROB, LOG_PROB_SLACK
 from verl_rollout_corr.maths.log_ratio import EXPONENT_LIMIT
 from verl_rollout_corr.maths.statistics import _COMPLEMENT_FLOOR
 
-LEAST_ROLLOUT_LOG_PROB = -100.0
-"""No sampled token has a probability of 4e-44: below it stands what engines write for "no log-prob"."""
-
-# Codes in the table of criteria and weights.
 STATS = {Stat.K1: 0, Stat.K2: 1, Stat.K3: 2, Stat.ABS: 3, Stat.TV: 4, Stat.BKL: 5, Stat.BKL_MU: 6, Stat.LAG: 7}
+"""Codes of the statistics in the table of criteria."""
 AGGS = {None: 0, Agg.SUM: 1, Agg.MEAN: 2, Agg.MAX: 3}
+"""Codes of the aggregations."""
 SCOPES = {Scope.TOKEN: 0, Scope.SEQ: 1}
+"""Codes of the scopes that the kernel knows."""
 WHENS = {None: 0, When.NEGATIVE_ADVANTAGE: 1, When.POSITIVE_ADVANTAGE: 2, When.OUTWARD: 3}
+"""Codes of `when`."""
 OUTSIDES = {Outside.TRUNCATE: 0, Outside.MASK: 1}
+"""Codes of what happens to a weight outside its bounds."""
 CRITERION_WORDS = 8
 """Stat, scope, aggregation, when, lower and upper in the statistic's scale, and both rounded to what is compared."""
 WEIGHT_WORDS = 8
@@ -94,10 +95,13 @@ ROW_MAXIMA = (
     s.WEIGHT_RAW_MAX,
     s.WEIGHT_NEGATED_RAW_MIN,
 )
+"""The maxima of a row, likewise."""
 BIN_TOTALS = (s.BIN_TOKENS, s.BIN_FINITE, s.BIN_KL, s.BIN_ABS, s.BIN_K3, s.BIN_PROB_DIFF)
 """Of each bin of each partition, in the order of the partitions."""
 CRITERION_TOTALS = (s.CRITERION_UNITS, s.CRITERION_TOTAL, s.CRITERION_TOKENS, s.CRITERION_SEQS)
+"""The totals of each criterion, in order."""
 CRITERION_MAXIMA = (s.CRITERION_MAX, s.CRITERION_NEGATED_MIN)
+"""The maxima of each criterion, in order."""
 
 _TOTALS = tl.constexpr(len(ROW_TOTALS))
 _P_BINS = tl.constexpr(len(PROBABILITY.labels))
