@@ -5,17 +5,19 @@ square of l twice that of the engine's precision alone); at most 1 % false alarm
 0.01 and kept mass within 0.005; mixtures of two causes. Seeds for tuning (below 5000: strengths are chosen on them, and
 thresholds were) and for judging (from 5000 on) are apart.
 
-    python benchmarks/diagnosis.py [--seeds 20] [--clean 200] [--only NAME] [--write]
+    python benchmarks/diagnosis.py [--seeds 20] [--clean 200] [--mixtures 10] [--only NAME,NAME] [--search] [--write]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -196,68 +198,101 @@ def judge_mixtures(seeds: range) -> list[tuple[str, tuple[str, str], int, int, i
     return rows
 
 
-def table(scores: list[Score], clean: tuple[int, int, Counter[str]], mixtures: list) -> str:
-    def listed(counter: Counter[str]) -> str:
-        return ", ".join(f"{name} {count}" for name, count in counter.most_common()) or "-"
+def listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda one: -one[1])) or "-"
 
-    lines = [
-        f"**Clean dumps** (BF16 engine, FP32 trainer): {clean[0]} of {clean[1]} with a false alarm "
-        f"({listed(clean[2])}).",
-        "",
+
+def table(results: list[dict[str, Any]]) -> str:
+    """The tables of the page, from the results file; of a case that was judged twice, the last result."""
+    last = {(one["kind"], one["name"]): one for one in results}
+    clean = last.get(("clean", "clean"))
+    lines: list[str] = []
+    if clean:
+        lines += [
+            f"**Clean dumps** (BF16 engine, FP32 trainer): {clean['wrong']} of {clean['runs']} with a false alarm "
+            f"({listed(clean['alarms'])}).",
+            "",
+        ]
+    lines += [
         "| cause | strength | mean square of l, times the floor | found | largest error | also named | instead |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for score in scores:
-        strength = "-" if score.strength is None else f"{score.strength:.4g}"
-        error = f"{max(score.errors):.4f}" if score.errors and score.cause == "temperature" else "-"
-        times = f"{np.median(score.times):.3g}" if np.isfinite(np.median(score.times)) else "∞"
+    for case in CASES:
+        one = last.get(("cause", case.name))
+        if one is None:
+            continue
+        strength = "-" if one["strength"] is None else f"{one['strength']:.4g}"
+        error = f"{one['error']:.4f}" if one["error"] is not None else "-"
+        times = f"{one['times']:.3g}" if one["times"] is not None else "-"
         lines.append(
-            f"| {score.name} | {strength} | {times} | {score.hits} of {score.runs} | {error} | "
-            f"{listed(score.more)} | {listed(score.instead)} |"
+            f"| {case.name} | {strength} | {times} | {one['hits']} of {one['runs']} | {error} "
+            f"| {listed(one['more'])} | {listed(one['instead'])} |"
         )
     lines += ["", "| mixture | both found | at least one | also named |", "| --- | --- | --- | --- |"]
-    lines += [f"| {name} | {both} of {n} | {one} of {n} | {listed(more)} |" for name, _, n, both, one, more in mixtures]
+    for name, _ in MIXTURES:
+        one = last.get(("mixture", name))
+        if one is not None:
+            lines.append(
+                f"| {name} | {one['both']} of {one['runs']} | {one['one']} of {one['runs']} | {listed(one['more'])} |"
+            )
     return "\n".join(lines)
+
+
+def record_of(score: Score) -> dict[str, Any]:
+    times = float(np.median(score.times))
+    return {
+        "kind": "cause",
+        "name": score.name,
+        "strength": score.strength,
+        "runs": score.runs,
+        "hits": score.hits,
+        "times": times if np.isfinite(times) else None,
+        "error": max(score.errors) if score.errors and score.cause == "temperature" else None,
+        "more": dict(score.more),
+        "instead": dict(score.instead),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--clean", type=int, default=200)
+    parser.add_argument("--mixtures", type=int, default=10, help="seeds per mixture")
     parser.add_argument("--only", default=None)
     parser.add_argument(
         "--first", type=int, default=JUDGING, help="the first seed: below 5000 to tune, from 5000 on to judge"
     )
+    parser.add_argument("--results", default="diagnosis_results.jsonl", help="where runs add a line per result")
+    parser.add_argument("--search", action="store_true", help="find the strengths at twice the floor again")
     parser.add_argument("--write", action="store_true", help=f"replace the tables of {PAGE.name}")
     options = parser.parse_args()
     start = time.time()
     seeds = range(options.first, options.first + options.seeds)
-    scores: list[Score] = []
-    for case in CASES:
-        if options.only and options.only not in case.name:
+
+    def keep(record: dict[str, Any]) -> None:
+        print(f"[{time.time() - start:5.0f} s] {record}", flush=True)
+        with open(options.results, "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    if options.clean:
+        dumps, wrong = judge_clean(options.first, options.clean)
+        keep({"kind": "clean", "name": "clean", "runs": options.clean, "wrong": dumps, "alarms": dict(wrong)})
+    for case in CASES if options.seeds else ():
+        if options.only and not any(name in case.name for name in options.only.split(",")):
             continue
-        strength = None if case.strengths is None else strength_at_twice_the_floor(case)
-        scores.append(judge(case, strength, seeds))
-        one = scores[-1]
-        print(
-            f"[{time.time() - start:5.0f} s] {one.name:25s} {one.hits}/{one.runs} strength {strength} "
-            f"x{np.median(one.times):.2f} "
-            f"also {dict(one.more)} instead {dict(one.instead)} error {max(one.errors, default=0):.4f}",
-            flush=True,
-        )
-    if options.only:
-        return
-    dumps, wrong = judge_clean(options.first, options.clean)
-    print(
-        f"[{time.time() - start:5.0f} s] clean: {dumps} of {options.clean} with a false alarm: {dict(wrong)}",
-        flush=True,
-    )
-    text = table(scores, (dumps, options.clean, wrong), judge_mixtures(seeds[:10]))
+        strength = None
+        if case.strengths is not None:
+            strength = strength_at_twice_the_floor(case) if options.search else case.twice
+        keep(record_of(judge(case, strength, seeds)))
+    if options.mixtures:
+        chosen = range(options.first, options.first + options.mixtures)
+        for name, _, runs, both, one, more in judge_mixtures(chosen):
+            keep({"kind": "mixture", "name": name, "runs": runs, "both": both, "one": one, "more": dict(more)})
     if options.write:
+        text = table([json.loads(line) for line in Path(options.results).read_text().splitlines()])
         page = PAGE.read_text()
         head, tail = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
         PAGE.write_text(f"{head}\n\n{text}\n\n{tail}")
-    print(text)
 
 
 if __name__ == "__main__":

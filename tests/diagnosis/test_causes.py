@@ -11,30 +11,11 @@ from diagnosis.reading import alarms, diagnosed
 from verl_rollout_corr.diagnosis.causes import ALARMS, CAUSES
 
 SEED = 77
-STRENGTHS = {
-    "temperature": 0.96,
-    "hotter engine": 1.035,
-    "trainer's temperature": 0.96,
-    "top-p": 0.95,
-    "top-k": 90,
-    "min-p": 0.01,
-    "constant offset": 0.045,
-    "repetition penalty": 1.012,
-    "presence penalty": 0.14,
-    "frequency penalty": 0.06,
-    "stale part": 0.006,
-    "stale part, lags known": 0.006,
-    "RoPE in BF16": 4,
-    "token's log-prob": 0.3,
-    "token's embedding": 0.04,
-    "outliers": 1.2,
-}
-"""At about twice the noise floor, as the benchmark finds them."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_cause_is_found(case: Case) -> None:
-    strength = STRENGTHS.get(case.name, 1.0)
+    strength = case.twice
     found = alarms(diagnosed(case.make(SEED, strength)))
     assert case.cause in found, f"found {sorted(found)}"
     one = found[case.cause]

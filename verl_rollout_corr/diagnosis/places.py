@@ -115,7 +115,7 @@ def by_position(view: View, noise: Noise) -> Verdict:
         f"have in the first ({score:.1f} standard errors)"
     )
     steady = np.all(np.diff(means) > -0.1 * means[:-1])
-    if growth < 1.8 or score < 5 or not steady:
+    if growth < 1.6 or score < 5 or not steady:
         return not_found("position", said)
     # The first quarter has little of it: what is above that level is the share.
     share = float(1 - means[0] * len(view) / noise.relative.sum())
@@ -232,7 +232,8 @@ def by_size(view: View, noise: Noise) -> Verdict:
         f"{np.exp(gaps.max()):.2g} times smaller"
     )
     few = max(int(0.002 * len(size)), 5) - 1
-    if energy[few] >= 0.43:
+    # Noise falls off steadily, however heavy its tails: what is apart is followed by a fall.
+    if energy[few] >= 0.3 and size[few] > 1.55 * size[2 * few]:
         place = few
         said = f"the {few + 1} largest |l| hold {energy[few]:.0%} of its mean square, all above {size[few]:.2g}"
     elif gaps.max() < np.log(1.5) or energy[place] < 0.3 or place + 1 < 3:

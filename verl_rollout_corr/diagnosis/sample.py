@@ -16,7 +16,7 @@ import numpy as np
 from verl_rollout_corr.dumps.reader import DumpBatch, joined
 from verl_rollout_corr.dumps.schema import NORMAL, Facts
 
-CAPACITY = 1_500_000
+CAPACITY = 400_000
 """Positions that a sample holds at most."""
 
 

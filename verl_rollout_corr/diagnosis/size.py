@@ -54,7 +54,7 @@ def likely(log_probs: np.ndarray) -> np.ndarray:
         return (log_probs >= SENTINEL) & (log_probs <= SLACK)
 
 
-def padded_parts(batch: DumpBatch, most: int = 1 << 18) -> Iterator[DumpBatch]:
+def padded_parts(batch: DumpBatch, most: int = 1 << 16) -> Iterator[DumpBatch]:
     """The rows in parts of similar length, so that padding them costs at most as much as they hold."""
     order = np.argsort(batch.lengths, kind="stable")
     lengths = batch.lengths[order]
@@ -111,10 +111,13 @@ class Measured:
     def add(self, batch: DumpBatch) -> None:
         """Takes a batch."""
         normal = np.flatnonzero(batch.kind == NORMAL)
-        if len(normal) < len(batch):
-            batch = batch.take(normal)
-        if not len(normal):
-            return
+        # In pieces: what is computed per token takes many times the memory of the batch.
+        pieces = np.split(normal, np.flatnonzero(np.diff(np.cumsum(batch.lengths[normal]) >> 16)) + 1)
+        for piece in pieces:
+            if len(piece):
+                self._add_piece(batch.take(piece))
+
+    def _add_piece(self, batch: DumpBatch) -> None:
         for part in padded_parts(batch):
             sums = corrected(part, _metrics_only()).sums
             self.sums = sums if self.sums is None else self.sums + sums

@@ -28,7 +28,7 @@ from verl_rollout_corr.dumps.schema import (
 )
 
 MAX_TOKENS = 1 << 23
-"""Positions in one row group at most: sixteen times what the writer puts there."""
+"""Positions in one row group at most: 64 times what the writer puts there."""
 MAX_ROWS = 1 << 20
 """Rows in one row group at most."""
 MAX_BYTES = 1 << 28

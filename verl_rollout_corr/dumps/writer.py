@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from verl_rollout_corr.dumps.schema import ARROW_SCHEMA, METADATA_KEY, NO_RESPONSE, NORMAL, PADDING, DumpError, Facts
 
-TOKENS_PER_ROW_GROUP = 1 << 19
+TOKENS_PER_ROW_GROUP = 1 << 17
 """A row group holds at most so many positions (or one longer row), so that a reader's memory has a bound."""
 
 
