@@ -65,14 +65,37 @@ def preset_of(options: argparse.Namespace, overrides: list[str]) -> list[str]:
     return [f"+rollout_corr={options.preset}"]
 
 
+def dump_of(options: argparse.Namespace, preset: list[str], overrides: list[str]) -> list[str]:
+    """A dump for the report at the end, unless nothing is corrected, or the user's overrides say where to."""
+    asked = preset or any(_sets_preset(one) and not one.endswith("=null") for one in overrides)
+    given = any(one.lstrip("+").startswith("rollout_corr.dump") for one in overrides)
+    return [f"rollout_corr.dump.dir={options.run / 'dump'}"] if asked and not given else []
+
+
+def write_report(options: argparse.Namespace) -> None:
+    """The page about the run's dump, if there is one. A report that fails is said, and is not a run that fails."""
+    if not (options.run / "dump").is_dir():
+        return
+    page = options.run / "report.html"
+    words = ["report", str(options.run / "dump"), "--html", str(page), "--tokenizer", str(options.assets / "model")]
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_rollout_corr", *words, "--title", options.run.name],
+        capture_output=True,
+        text=True,
+    )
+    print(f"report            {page}" if done.returncode == 0 else f"no report: {done.stderr.strip()}")
+
+
 def command(options: argparse.Namespace, overrides: list[str]) -> list[str]:
     """The command of the run."""
+    preset = preset_of(options, overrides)
     return [
         *(sys.executable, "-m", "verl.trainer.main_ppo"),
         f"hydra.searchpath=[file://{FOLDER / 'conf'}]",
         f"hydra.run.dir={options.run / 'hydra'}",
         "+recipe=tiny_cpu",
-        *preset_of(options, overrides),
+        *preset,
+        *dump_of(options, preset, overrides),
         f"tiny_cpu.folder={FOLDER}",
         f"tiny_cpu.assets={options.assets}",
         f"tiny_cpu.run={options.run}",
@@ -178,6 +201,7 @@ def main() -> int:
     if log.steps:
         corrected = any(_sets_preset(word) for word in words)
         print(screen.summary(log, {"driver": 1, "trainer": 1, "actor": options.ranks} if corrected else {}))
+        write_report(options)
     if code != 0:
         screen.to_stderr(screen.failure(log, last, code, str(log_file)))
     return code if code >= 0 else 128 - code
