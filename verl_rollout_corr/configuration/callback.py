@@ -51,7 +51,7 @@ class RunStart(Callback):
         """Name the process of Ray in which the hook did not load. End the Ray that a job of a sweep started: verl hands
         its environment, and we the names of the presets, to a Ray that starts, and the next job has others.
         """
-        error = job_return._return_value  # `return_value` would raise it
+        error = job_return._return_value  # pyright: ignore[reportPrivateUsage]  # `return_value` would raise it
         explained = loading.explain(error) if isinstance(error, BaseException) else None
         if explained is not None:
             sys.exit(f"rollout_corr: {explained}")
