@@ -133,7 +133,7 @@ def _environment() -> tuple[dict[str, str], list[dict[str, str]]]:
     versions["patches"] = f"{count - len(misfits)} of {count} hold"
     faults = [
         {
-            "key": one.where,
+            "key": one.what,
             "found": f"of this verl {one.misfit}.",
             "remedy": "Install a version of verl that is tested.",
         }

@@ -26,10 +26,10 @@ class Draft:
 
     mode: str = "decoupled"
     loss: str = "ppo_clip"
-    weights: dict[str, Any] = field(default_factory=dict)
-    reject: dict[str, dict[str, Any]] = field(default_factory=dict)
-    differs: list[str] = field(default_factory=list)
-    unsaid: list[str] = field(default_factory=list)
+    weights: dict[str, Any] = field(default_factory=dict[str, Any])
+    reject: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    differs: list[str] = field(default_factory=list[str])
+    unsaid: list[str] = field(default_factory=list[str])
 
     def weigh(
         self, level: str, *, lower: float | None = None, upper: float | None = None, outside: str = "truncate"

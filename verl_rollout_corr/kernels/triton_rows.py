@@ -4,7 +4,9 @@ Written for Triton. It reads a table of the criteria and of the weights, and is 
 each number means stands in `maths`; here it is computed in one place per pass. Sums are float64, as there.
 """
 
-# pyright: basic
+# Triton's types say what a kernel's arguments are inside of it, and not what is passed.
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import triton

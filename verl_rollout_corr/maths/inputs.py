@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -105,7 +105,7 @@ def _rows_of_tokens(name: str, tensor: Any) -> Tensor:
 
 def _shape(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.is_nested:
-        return ("jagged", *row_offsets(tensor).diff().tolist())
+        return ("jagged", *cast("list[int]", cast(Any, row_offsets(tensor).diff()).tolist()))
     return tuple(tensor.shape)
 
 
@@ -219,7 +219,7 @@ def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig, layout
         return None
     advantages = _rows_of_tokens("advantages", advantages)
     if advantages.is_nested and layout.lengths is not None:
-        found, expected = advantages.offsets().diff().tolist(), layout.lengths.tolist()
+        found, expected = advantages.offsets().diff().tolist(), cast(Any, layout.lengths).tolist()
         if found != expected:
             raise InputError(
                 f"advantages has rows of {found} tokens, response_mask of {expected}; both must cover the same tokens"
@@ -250,10 +250,16 @@ def _groups(group_ids: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor |
         raise InputError(
             f"min_group_kept is {config.min_group_kept} and group_ids is None; pass one entry per row (verl's uid)"
         )
-    entries = group_ids.tolist() if isinstance(group_ids, Tensor) or hasattr(group_ids, "tolist") else group_ids
-    if not isinstance(entries, Sequence) or len(entries) != mask.shape[0]:
-        found = len(entries) if isinstance(entries, Sequence) else type(entries).__name__
-        raise InputError(f"group_ids has {found} entries, the batch has {mask.shape[0]} rows; pass one entry per row")
+    given: Any = group_ids.tolist() if hasattr(group_ids, "tolist") else group_ids
+    if not isinstance(given, Sequence):
+        raise InputError(
+            f"group_ids has {type(given).__name__} entries, the batch has {mask.shape[0]} rows; pass one entry per row"
+        )
+    entries = list(cast("Sequence[Any]", given))
+    if len(entries) != mask.shape[0]:
+        raise InputError(
+            f"group_ids has {len(entries)} entries, the batch has {mask.shape[0]} rows; pass one entry per row"
+        )
     if any(isinstance(entry, list) for entry in entries):
         raise InputError(
             f"group_ids has rows of several entries, as {entries[0]}; pass one entry per row, ({mask.shape[0]},)"

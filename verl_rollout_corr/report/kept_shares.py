@@ -23,7 +23,7 @@ class KeptShare:
 
 @cache
 def _document() -> dict[str, Any]:
-    return json.loads(files("verl_rollout_corr").joinpath("report", "kept_shares.json").read_text(encoding="utf-8"))
+    return json.loads((files("verl_rollout_corr") / "report" / "kept_shares.json").read_text(encoding="utf-8"))
 
 
 def model() -> str:

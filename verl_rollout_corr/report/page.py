@@ -144,7 +144,7 @@ def _curves(chart: Chart) -> dict[str, Any]:
 
 
 def _asset(name: str) -> str:
-    return files("verl_rollout_corr").joinpath("report", "assets", name).read_text(encoding="utf-8")
+    return (files("verl_rollout_corr") / "report" / "assets" / name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:
