@@ -34,6 +34,11 @@ tests() {
   stage "$name" "$python" -m pytest -q --junitxml="$reports/$name.xml" "$@"
 }
 
+# The report's page is looked at in a real browser where there is one; CI gets one if it may.
+if [[ -n ${CI:-} && $(id -u) == 0 ]] && ! command -v chromium > /dev/null; then
+  (apt-get update -qq && apt-get install -y -qq chromium) > "$reports/chromium.log" 2>&1 || echo "== no Chromium: its tests are skipped"
+fi
+
 stage lint ruff check .
 stage format ruff format --check .
 stage types pyright

@@ -1,10 +1,12 @@
-"""diagnose, whatif, suggest and report on a dump, in processes of their own; and on what is no dump."""
+"""diagnose, whatif, suggest and report on a dump, and on what is no dump."""
 
 from __future__ import annotations
 
+import io
 import json
-import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +15,35 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("pyarrow")
 
+from verl_rollout_corr.cli.main import main
 from verl_rollout_corr.dumps.schema import Facts
 from verl_rollout_corr.dumps.writer import Update, write_dump
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m"
 
 
-def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "verl_rollout_corr", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+@dataclass(frozen=True)
+class Done:
+    """What a command wrote, and its exit code."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: str | Path) -> Done:
+    """The command in this process: importing torch a dozen times would take longer than all that it does."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["verl-rollout-corr", *map(str, arguments)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    finally:
+        sys.argv = before
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
