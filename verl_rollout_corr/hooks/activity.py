@@ -63,6 +63,9 @@ def announce(role: str, config: RolloutCorrConfig) -> None:
     text = describe(config)
     if role == DECIDING_ROLE and config.mode is Mode.DECOUPLED:
         text += f" maths={chosen().name}"
-    if _announced.get(role) != text:
+    said = _announced.get(role, "")
+    # A job of a sweep is resolved once more where the names of its presets have not arrived: the same, said already.
+    same = said == text or (not config.presets and said.partition(" ")[2] == text.partition(" ")[2])
+    if not same:
         _announced[role] = text
         print(f"[rollout_corr] active role={role} pid={os.getpid()} {text}", flush=True)
