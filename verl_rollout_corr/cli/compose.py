@@ -100,3 +100,4 @@ def composed(program: Program, arguments: Sequence[str]) -> Iterator[DictConfig]
         raise ConfigError(f"the configuration cannot be composed: {' '.join(str(error).split())}") from error
     finally:
         sys.argv = before
+        command_line.forget_unknown()

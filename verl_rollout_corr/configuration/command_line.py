@@ -67,6 +67,14 @@ def let_unknown_through(arguments: Sequence[str], shipped: Iterable[str]) -> Non
             ConfigStore.instance().store(group="rollout_corr", name=name, node={}, package="_global_")
 
 
+def forget_unknown() -> None:
+    """Take back what was let through, for a process that composes more than one run."""
+    options = ConfigStore.instance().repo.get("rollout_corr", {})
+    for name in _unknown:
+        options.pop(f"{name}.yaml", None)
+    _unknown.clear()
+
+
 def register_off() -> None:
     """Give the group the option that stands for null."""
     ConfigStore.instance().store(group="rollout_corr", name=OFF, node={}, package="_global_")
