@@ -81,11 +81,12 @@ def _hydra(overrides: Sequence[str] = ()) -> Generator[Callable[..., DictConfig]
         ) from error
     from verl_rollout_corr.configuration import schema
 
-    schema.register(overrides)
     running, base = GlobalHydra.instance().hydra, VersionBase.instance().version_base
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("verl_rollout_corr.conf", version_base="1.3"):
+            # After Hydra looked for plug-ins: where verl is imported, ours registers the schema for sys.argv.
+            schema.register(overrides)
             yield compose
     finally:
         GlobalHydra.instance().hydra = running
