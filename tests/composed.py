@@ -1,30 +1,36 @@
-"""What `check` finds in runs, asked in one process of its own: verl's plug-ins would stay in the tests' process."""
+"""What `check` finds in runs, asked in a process of its own: verl's plug-ins would stay in the tests' process."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-_PROGRAM = """
-import dataclasses, json, sys
-from verl_rollout_corr.cli.check import checked
-from verl_rollout_corr.errors import ConfigError
-answers = []
-for program, arguments in json.load(sys.stdin):
+
+def checked(programs: Any, *runs: tuple[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """For each program with its arguments the record of `check`, or its error. `programs` is the fixture."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answers = Path(folder, "asked.json"), Path(folder, "answers.json")
+        asked.write_text(json.dumps([[program, list(arguments)] for program, arguments in runs]))
+        done = programs.run("composed", [asked, answers], cwd=Path(folder))
+        assert done.returncode == 0, done.stderr
+        return json.loads(answers.read_text())
+
+
+def _answer(program: str, arguments: list[str]) -> dict[str, Any]:
+    from verl_rollout_corr.cli.check import checked
+    from verl_rollout_corr.errors import ConfigError
+
     try:
-        answers.append(dataclasses.asdict(checked(program, arguments)))
+        return dataclasses.asdict(checked(program, arguments))
     except ConfigError as error:
-        answers.append({"error": str(error)})
-print("ANSWERS" + json.dumps(answers))
-"""
+        return {"error": str(error)}
 
 
-def checked(*runs: tuple[str, Sequence[str]]) -> list[dict[str, Any]]:
-    """For each program with its arguments the record of `check`, or its error."""
-    asked = json.dumps([[program, list(arguments)] for program, arguments in runs])
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], input=asked, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.rpartition("ANSWERS")[2])
+if __name__ == "__main__":
+    runs = json.loads(Path(sys.argv[1]).read_text())
+    Path(sys.argv[2]).write_text(json.dumps([_answer(program, arguments) for program, arguments in runs]))

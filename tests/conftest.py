@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,12 +39,35 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(os.cpu_count() or 1, MOST)
 
 
+SHARED = {"pools": "workers", "programs": "programs"}
+"""What takes long to start, and the group of the tests that use it."""
+
+LONGEST = ("workers", "programs", "tests/test_packaging.py", "tests/kernels/test_on_gpu.py")
+"""The groups that begin, so that none of them is left when the other processes are done."""
+
+
+@pytest.fixture(scope="session")
+def programs() -> Iterator[Any]:
+    """A process that has imported verl and the hook, from which verl's main programs are forked."""
+    from hydra_apps.programs import Programs
+
+    with Programs() as process:
+        yield process
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file stays in one process, with what it starts. Those whose tests talk to verl's own workers (tests/hooks) all
-    stay in the same one: the workers are started once.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A file stays in one process, with what it starts. Those that use something of SHARED all stay in the same one,
+    where it is started once. xdist is told to keep the order (pyproject.toml).
     """
-    with_workers = {item.path for item in items if "pools" in getattr(item, "fixturenames", ())}
+    uses = {
+        item.path: group
+        for item in items
+        for fixture, group in SHARED.items()
+        if fixture in getattr(item, "fixturenames", ())
+    }
+    groups = {path: uses.get(path, path.relative_to(config.rootpath).as_posix()) for path in {i.path for i in items}}
     for item in items:
-        group = "workers" if item.path in with_workers else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
+    order = {group: number for number, group in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(groups[item.path], len(order)))

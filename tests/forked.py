@@ -9,6 +9,7 @@ code, as `python -m MODULE` would give it, and inherits the imports and nothing 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -92,6 +93,8 @@ def _serve() -> None:
     for name in sys.argv[1:]:
         importlib.import_module(name)
     warnings.resetwarnings()
+    gc.collect()
+    gc.freeze()  # else the collector of each forked process writes to, and so copies, all that was imported
     for line in sys.stdin:
         answers.write(f"{_forked(json.loads(line))}\n")
         answers.flush()

@@ -33,8 +33,8 @@ RUNS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, Any]]:
-    return dict(zip(RUNS, checked(*RUNS.values()), strict=True))
+def found(programs: Any) -> dict[str, dict[str, Any]]:
+    return dict(zip(RUNS, checked(programs, *RUNS.values()), strict=True))
 
 
 @pytest.mark.parametrize("program", [program.module for program in PROGRAMS])

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
+import yaml_once
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf
 
@@ -24,6 +25,7 @@ if importlib.util.find_spec("verl") is not None:
 
 @pytest.fixture(scope="package")
 def compose_verl() -> Iterator[Compose]:
+    yaml_once.remember()
     with initialize_config_module("verl.trainer.config", version_base=None):
         yield lambda *overrides: compose("ppo_trainer", list(overrides))
 

@@ -40,18 +40,25 @@ ROOT = Path(__file__).parents[2]
 class Programs(Warm):
     """Starts them with the hook, which is loaded by name, so that a test does not depend on the installation."""
 
-    def __init__(self, hook: bool = True) -> None:
-        super().__init__(["hydra_apps.before_ray"], environment(hook))
+    def __init__(self) -> None:
+        super().__init__(["hydra_apps.before_ray"], environment())
 
     def start(self, program: str, *arguments: str, cwd: Path) -> CompletedProcess[str]:
         """`python -m program` with these arguments."""
         return self.run(program, arguments, cwd=cwd)
 
+    def start_without_hook(self, program: str, *arguments: str, cwd: Path) -> CompletedProcess[str]:
+        """The same where verl was told of no module, and the hook has left nothing that composing needs. A process in
+        which it was never imported is in tests/e2e/test_refusals.py.
+        """
+        words = [program, *arguments]
+        return self.run("hydra_apps.without_hook", words, cwd=cwd, env={"VERL_USE_EXTERNAL_MODULES": ""})
 
-def environment(hook: bool = True) -> dict[str, str]:
-    """The environment of a program with the hook, or without it."""
+
+def environment() -> dict[str, str]:
+    """The environment of a program with the hook."""
     # The directory of the test run is on the path of `python -m`; a wheel's user has no checkout of verl there.
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    modules = "verl_rollout_corr.hooks.plugin" if hook else ""
-    ours = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": modules, "PYTHONPATH": path}
+    hook = "verl_rollout_corr.hooks.plugin"
+    ours = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": hook, "PYTHONPATH": path}
     return {**os.environ, "OMP_NUM_THREADS": "1", **ours}

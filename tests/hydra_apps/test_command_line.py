@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,9 @@ from verl_rollout_corr.errors import ConfigError
 MAIN = PROGRAMS[0]
 
 
-@pytest.fixture(scope="module")
-def verl() -> Iterator[Programs]:
-    with Programs() as process:
-        yield process
+@pytest.fixture
+def verl(programs: Programs) -> Programs:
+    return programs
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
@@ -216,11 +214,11 @@ def test_a_preset_that_overrides_have_emptied_says_so(verl: Programs, tmp_path: 
     assert "[rollout_corr] warning: k3_rs does nothing" in done.stdout
 
 
-def test_a_run_without_the_hook_stops_before_ray(tmp_path: Path) -> None:
-    with Programs(hook=False) as verl:
-        refused(verl.start(MAIN, "+rollout_corr=k3_rs", cwd=tmp_path), "the hook did not load in this process")
-        # The checks do not depend on it.
-        refused(verl.start(MAIN, "+rollout_cor=k3_rs", cwd=tmp_path), "Write +rollout_corr=k3_rs")
+def test_a_run_without_the_hook_stops_before_ray(verl: Programs, tmp_path: Path) -> None:
+    done = verl.start_without_hook(MAIN, "+rollout_corr=k3_rs", cwd=tmp_path)
+    refused(done, "the hook did not load in this process")
+    # The checks do not depend on it.
+    refused(verl.start_without_hook(MAIN, "+rollout_cor=k3_rs", cwd=tmp_path), "Write +rollout_corr=k3_rs")
 
 
 def test_a_run_goes_on_with_the_whole_configuration_written_down(verl: Programs, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -45,10 +46,10 @@ def test_there_are_recipes() -> None:
     assert len(RECIPES) >= 8
 
 
-def test_every_recipe_composes() -> None:
+def test_every_recipe_composes(programs: Any) -> None:
     replayed = [command("grpo_qwen3_30b_a3b_megatron", ROUTER_REPLAY=replay) for replay in ("R2", "R3")]
     runs = [*map(command, RECIPES), *replayed]
-    for (module, overrides), found in zip(runs, checked(*runs), strict=True):
+    for (module, overrides), found in zip(runs, checked(programs, *runs), strict=True):
         assert overrides[-1] == "trainer.nnodes=7"  # what the user adds comes last
         assert found.get("problems") == [], (module, overrides, found)
         assert found["config"]["presets"]

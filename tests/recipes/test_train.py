@@ -21,9 +21,6 @@ from verl_rollout_corr.platform.repeatable import requests_per_server
 
 TRAIN = Path(__file__).resolve().parents[2] / "recipes" / "tiny_cpu" / "train.py"
 
-# For an interpreter in which the package is on the path but not installed, so that verl finds no entry point.
-PLATFORM = {**os.environ, "VERL_USE_EXTERNAL_MODULES": "verl_rollout_corr.platform.autoload"}
-
 
 def command(*words: str) -> list[str]:
     """What train.py would run."""
@@ -96,7 +93,7 @@ def test_what_the_user_has_set_stays_but_for_the_platform(recipe: Any, monkeypat
     assert found["VERL_LOGGING_LEVEL"] == "INFO"
 
 
-def test_the_asynchronous_recipe_starts_with_the_same_environment(tmp_path: Path) -> None:
+def test_the_asynchronous_recipe_starts_with_the_same_environment(programs: Any, tmp_path: Path) -> None:
     """verl is replaced by a module that prints what it finds, in front of it on the path."""
     verl = tmp_path / "verl" / "trainer" / "main_ppo.py"
     verl.parent.mkdir(parents=True)
@@ -108,33 +105,22 @@ def test_the_asynchronous_recipe_starts_with_the_same_environment(tmp_path: Path
         f"print(pathlib.Path({str(tmp_path)!r}, 'run', 'assets', 'model', 'config.json').exists())\n"
         "import reward, seeded_rollouts_or_nothing\n"
     )
-    script = TRAIN.parents[1] / "async_cpu" / "train.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "separate_async", "--run", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cuda"},
-    )
+    # Its model is built where torch and transformers have been imported; verl is started anew.
+    env = {"PYTHONPATH": str(tmp_path), "VERL_PLATFORM": "cuda", "VERL_LOGGING_LEVEL": None, "HF_HUB_OFFLINE": None}
+    script = TRAIN.parents[1] / "async_cpu"
+    words = ["separate_async", "--run", tmp_path / "run"]
+    done = programs.run("train", words, cwd=tmp_path, env=env, first_on_path=script)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-2:] == ["['cpu', 'WARN', '1']", "True"]
     # `reward` was found: the recipe's folder is on the path.
     assert "No module named 'seeded_rollouts_or_nothing'" in done.stderr
 
 
-def test_the_configuration_composes(tmp_path: Path) -> None:
+def test_the_configuration_composes(programs: Any, tmp_path: Path) -> None:
     """verl's own entry point with the recipe's file: interpolations resolve, and what matters is as it says."""
-    pytest.importorskip("verl")
-    words = command("--run", str(tmp_path), "--preset", "none", "actor_rollout_ref.rollout.dtype=float32")
-    done = subprocess.run(
-        [sys.executable, *words, "--cfg", "job", "--resolve"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**PLATFORM, "VERL_PLATFORM": "cpu"},
-    )
+    words = command("--run", str(tmp_path), "--preset", "none", "actor_rollout_ref.rollout.dtype=float32")[1:]
+    words += ["--cfg", "job", "--resolve"]
+    done = programs.run(words[0], words[1:], cwd=tmp_path, env={"VERL_PLATFORM": "cpu"})
     assert done.returncode == 0, done.stderr[-2000:]
     _, _, composed = done.stdout.partition("actor_rollout_ref:")
     config = OmegaConf.create("actor_rollout_ref:" + composed)
@@ -173,15 +159,22 @@ def test_noise_is_left_out_of_what_a_failed_run_shows(recipe: Any, tmp_path: Pat
 
 
 def test_errors_of_the_composition_reach_the_user(tmp_path: Path) -> None:
-    """A typo in an override: Hydra's message, and a code that is not 0."""
-    pytest.importorskip("verl")
+    """A typo in an override: Hydra's message, and a code that is not 0. verl is an application of Hydra without its
+    imports.
+    """
+    (tmp_path / "verl" / "trainer").mkdir(parents=True)
+    for folder in ("verl", "verl/trainer"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "verl" / "trainer" / "main_ppo.py").write_text(
+        "import hydra\nhydra.main(config_path=None, version_base=None)(lambda config: None)()\n"
+    )
     done = subprocess.run(
-        [sys.executable, str(TRAIN), "--run", str(tmp_path), "trainer.total_trainig_steps=3"],
+        [sys.executable, str(TRAIN), "--run", tmp_path, "--assets", tmp_path, "trainer.total_trainig_steps=3"],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
-        env=PLATFORM,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert done.returncode == 1
     assert "total_trainig_steps" in done.stderr
