@@ -197,3 +197,55 @@ def without_advantages(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without `when`."""
     reject = {name: {k: v for k, v in node.items() if k != "when"} for name, node in config["reject"].items()}
     return {**config, "reject": reject}
+
+
+STAND_INS = (-np.inf, -9999.0, -1e5, -101.0, np.nan)
+"""What engines write for "no log-prob"; each makes its row invalid."""
+
+
+def put_faults(rng: np.random.Generator, train: np.ndarray, rollout: np.ndarray) -> None:
+    """What the field has seen, in some rows of a batch: constants, exact zeros, certainty, probability 0, stand-ins."""
+    for p, q in zip(train, rollout, strict=True):
+        kind = rng.integers(12)
+        some = rng.random(len(p)) < rng.choice([0.1, 0.5])
+        if kind == 0:
+            q[:] = rng.choice([0.0, -1.0, -100.0])
+        elif kind == 1:
+            p[:] = q[:] = rng.choice([0.0, -0.7])
+        elif kind == 2:
+            q[some] = 0.0
+        elif kind == 3:
+            p[some] = 0.0
+        elif kind == 4:
+            p[some] = -np.inf
+        elif kind == 5:
+            p[:] = -np.inf
+        elif kind == 6:
+            p[some] = q[some]
+        elif kind == 7:
+            p[some], q[some] = -(2.0**-24), 0.0
+        elif kind == 8 and rng.random() < 0.4:
+            q[some] = rng.choice(STAND_INS)
+        elif kind == 9 and rng.random() < 0.2:
+            p[some] = rng.choice([np.nan, np.inf, 2e-3])
+
+
+def field_batch(rng: np.random.Generator, count: int = 1) -> Batch:
+    """`count` batches of 1 to 6 rows of 1 to 12 tokens each, one below the other, now and then with rows of up to 200,
+    and with faults in some rows; to be corrected with `invalid: reject`. No two batches share a group.
+    """
+    heights = rng.integers(1, 7, count)
+    rows = int(heights.sum())
+    width = int(rng.integers(1, 13)) if rng.random() < 0.98 else int(rng.integers(13, 201))
+    batch = random_batch(rng, rows=rows, width=width)
+    sides = (side.double().nan_to_num(-1.0, posinf=0.0, neginf=-np.inf) for side in (batch.train, batch.rollout))
+    train, rollout = (side.clamp(-np.inf if i == 0 else -100.0, 0.0).numpy() for i, side in enumerate(sides))
+    put_faults(rng, train, rollout)
+    mask = batch.mask.bool().numpy()
+    batch.train = torch.from_numpy(hide_garbage(rng, train, mask)).to(batch.train.dtype)
+    batch.rollout = torch.from_numpy(hide_garbage(rng, rollout, mask)).to(batch.rollout.dtype)
+    batch.staleness = [int(lag) for lag in rng.integers(-1, 12, rows)]
+    number = np.repeat(np.arange(count), heights)
+    batch.group_ids = [int(group) for group in 3 * number + rng.integers(0, 3, rows)]
+    batch.optional |= {"staleness": batch.staleness, "group_ids": batch.group_ids}
+    return batch

@@ -143,7 +143,8 @@ def judge_batch(stat: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgem
             tokens.append((value, r, i))
             judgement.values.append(exp_ratio(value) if stat == "k1" else value)
             judgement.lowest.append(judgement.values[-1])
-            if may_reject(bounds.get("when"), [row.advantages[i]], [row.l[i]]):
+            # One of probability 0 is no term of the mean of l, so that it has nothing to leave.
+            if value != -INF and may_reject(bounds.get("when"), [row.advantages[i]], [row.l[i]]):
                 candidates.append((value, r, i))
     limit = math.log(bounds["upper"]) if stat == "k1" else bounds["upper"]
     rest = [value for value, _, _ in tokens if value != -INF]
@@ -151,8 +152,7 @@ def judge_batch(stat: str, bounds: Mapping[str, Any], rows: list[Row]) -> Judgem
         if mean(rest) <= limit or not rest:
             break
         judgement.rejected[r][i] = True
-        if value != -INF:
-            rest.remove(value)
+        rest.remove(value)
     return judgement
 
 

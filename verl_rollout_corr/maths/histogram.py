@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -58,10 +59,11 @@ def abs_quantile(counts: Sequence[int], percent: int) -> float:
     return _quantile([*_ends()[CENTRE - 1 :], (math.inf, math.inf)], [*folded, counts[0]], percent)
 
 
-def _ends() -> list[tuple[float, float]]:
+@lru_cache(maxsize=1)
+def _ends() -> tuple[tuple[float, float], ...]:
     """Both ends of every bin but that of -inf, from below."""
     above = [(edge(reached), edge(min(reached + 1, SIDE + 1))) for reached in range(1, SIDE + 2)]
-    return [(-far, -near) for near, far in reversed(above)] + [(0.0, 0.0), *above]
+    return (*((-far, -near) for near, far in reversed(above)), (0.0, 0.0), *above)
 
 
 def _quantile(ends: Sequence[tuple[float, float]], counts: Sequence[int], percent: int) -> float:
