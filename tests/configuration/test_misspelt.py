@@ -86,6 +86,62 @@ def test_an_added_key_whose_value_names_a_preset(value: Any) -> None:
     assert found({"mine": {"preset": value}}, frozenset({"mine.preset"})) == []
 
 
+@pytest.mark.parametrize(
+    ("own", "path"),
+    [
+        ("k3_rs", ""),
+        ({"preset": "k3_rs"}, ".preset"),
+        ({"rollout_is": "k3_rs"}, ".rollout_is"),
+        ({"rollout_is": "token", "reject": {"seq_mean_k3": {"upper": 0.01}}}, ""),
+        ({"weights": {"level": "token"}}, ""),
+        ({"seq_mean_k3": {"upper": 0.01}}, ""),
+    ],
+)
+def test_ours_below_verls_own_correction(own: Any, path: str) -> None:
+    key = "algorithm.rollout_correction"
+    assert found({"algorithm": {"rollout_correction": own}}, frozenset({key})) == [key + path]
+
+
+@pytest.mark.parametrize("value", ["K3_RS", "k3-rs", ["Token-IS"]])
+def test_a_preset_in_other_letters(value: Any) -> None:
+    assert found({"mine": value}) == ["mine"]
+    assert found({"mine": "VETO"}) == []
+
+
+def test_a_mapping_in_a_list() -> None:
+    assert found({"mine": [1, {"rollout_cor": "k3_rs"}]}) == ["mine.1.rollout_cor"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "write"),
+    [
+        (
+            "weights",
+            {"level": "token", "upper": 2},
+            "++rollout_corr.weights.level=token ++rollout_corr.weights.upper=2",
+        ),
+        ("reject", {"seq_mean_k3": {"upper": 0.05}}, "++rollout_corr.reject.seq_mean_k3.upper=0.05"),
+        ("denominator", "kept", "++rollout_corr.denominator=kept"),
+        ("baseline", "kept", "++rollout_corr.baseline=kept"),
+        ("min_group_kept", 2, "++rollout_corr.min_group_kept=2"),
+    ],
+)
+@pytest.mark.parametrize("is_on", [True, False])
+def test_sections_of_ours_at_the_root(key: str, value: Any, write: str, is_on: bool) -> None:
+    """What Hydra tells to write who forgets the name of the node: `Could not override 'denominator'. Use +...`."""
+    (suspect,) = suspects({key: value}, Words(PRESETS, CRITERION_NAMES, is_on), lambda key: True)
+    problem = suspect.problem(PRESETS, is_on)
+    assert write in problem.remedy
+    assert is_on != ("+rollout_corr=<preset>" in problem.remedy)
+
+
+@pytest.mark.parametrize(
+    "composed", [{"weights": {"level": "high"}}, {"weights": 3}, {"baseline": "linear"}, {"denominator": 8}]
+)
+def test_words_of_ours_with_values_of_others(composed: dict[str, Any]) -> None:
+    assert found(composed) == []
+
+
 def test_a_preset_as_a_key_and_a_criterion_below_another_name() -> None:
     assert found({"k3_rs": True}) == ["k3_rs"]
     assert found({"mine": {"seq_mean_k3": {"upper": 0.01}}}) == ["mine.seq_mean_k3"]

@@ -387,5 +387,12 @@ def test_the_line_that_replaces_a_key_of_verls(own: dict[str, Any], line: str) -
 def test_a_preset_that_overrides_have_emptied() -> None:
     (message,) = run_warnings(parse({"presets": ["k3_rs"]}), run())
     assert message.startswith("k3_rs does nothing:")
-    for harmless in ({"presets": ["metrics_only"]}, {}, {"presets": ["x"], "mode": "bypass"}):
+    (message,) = run_warnings(parse({"presets": ["bypass_ppo_clip_k3_rs"], "mode": "bypass"}), run())
+    assert "nothing is rejected in bypass mode. Write +rollout_corr=bypass_ppo_clip" in message
+    for harmless in (
+        {"presets": ["metrics_only"]},
+        {},
+        {"presets": ["k3_rs"], "min_group_kept": 2},
+        {"presets": ["bypass_ppo_clip"], "mode": "bypass"},
+    ):
         assert run_warnings(parse(harmless), run()) == []

@@ -101,6 +101,8 @@ MISSPELT = [
     "+algorithm/rollout_corr=k3_rs",
     "++rollout_corrs=k3_rs",
     "+rollout_correction.reject.seq_mean_k3.upper=0.01",
+    "+algorithm.rollout_correction.reject.seq_mean_k3.upper=0.01",
+    "algorithm.rollout_correction=k3_rs",
     "+correction=[token_is,k3_rs]",
     "+mine.reject.seq_mean_k3.upper=0.01",
 ]
@@ -159,6 +161,7 @@ def test_the_jobs_of_a_sweep_name_their_preset(verl: Programs, tmp_path: Path) -
         ("k3rs", ["'k3rs': there is no such preset. Did you mean k3_rs? Write +rollout_corr=k3_rs."]),
         ("decoupled_token_icepop", ["Did you mean token_icepop?"]),
         ("[token_is,seq_miss]", ["'seq_miss'", "Did you mean seq_mis?"]),
+        ("none", ["'none': there is no such preset. Write +rollout_corr=null to switch the correction off."]),
         ("true", ["rollout_corr=true is set and no preset switches it on"]),
     ],
 )

@@ -115,7 +115,8 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float:
     """Pearson's, from deviations about the means; NaN where a side varies too little for a definite answer.
 
     It is asked of moments about 0 for tokens that the engine gives less than a half and about 1 for the others: less
-    than 1e-6 of these is not far enough from the 1e-7 below which a side counts as constant.
+    than 1e-6 of these is not far enough from the 1e-7 below which a side counts as constant. About 1, a probability is
+    itself rounded.
     """
     if not pairs:
         return 0.0
@@ -126,7 +127,7 @@ def correlation(pairs: Sequence[tuple[float, float]]) -> float:
         means.append(middle)
         spreads.append(math.fsum((v - middle) ** 2 for v in side))
         size = math.fsum((v - c) ** 2 + (c - middle) ** 2 for v, c in zip(side, centres, strict=True))
-        if spreads[-1] <= 1e-6 * size:
+        if spreads[-1] <= max(1e-6 * size, 1e-24 * sum(centres)):
             return math.nan
     together = math.fsum((p - means[0]) * (q - means[1]) for p, q in pairs)
     return together / math.sqrt(spreads[0] * spreads[1])

@@ -34,6 +34,7 @@ WITHOUT_POLICY_LOSS = tuple(
 
 _ASKED = re.compile(r"\+{0,2}rollout_corr\s*[.=@]")
 _OFF = re.compile(r"\+rollout_corr=null", re.IGNORECASE)
+_SWITCHED_OFF = ("off", "none", "no", "false", "nothing", "nil", "disable")
 
 
 @dataclass(frozen=True)
@@ -141,12 +142,12 @@ def notices(run: Command | DictConfig) -> list[str]:
 
 
 def _misspelt(command: Command) -> Iterator[Problem]:
-    # Whoever writes null has seen the group, and means something else by a value that is named like a preset. With a
-    # preset on, `reject` is spelt right somewhere. `lag` is a word of everyone's.
+    # Whoever writes null has seen the group, and means something else by a value that is named like a preset. `lag` is
+    # a word of everyone's.
     presets = set[str]() if command.is_off else {*shipped_names()} - {*command.presets}
-    criteria = () if command.is_on else [name for name in CRITERION_NAMES if "_" in name]
-    for suspect in suspects(command.plain, Words(presets, criteria), lambda key: key not in command.verls_keys):
-        problem = suspect.problem(presets)
+    words = Words(presets, [name for name in CRITERION_NAMES if "_" in name], command.is_on)
+    for suspect in suspects(command.plain, words, lambda key: key not in command.verls_keys):
+        problem = suspect.problem(presets, command.is_on)
         program = _program_without_policy_loss()
         yield Problem(problem.key, problem.found, f"Leave it out: {program} corrects nothing.") if program else problem
 
@@ -162,6 +163,8 @@ def _unknown_preset(command: Command) -> Iterator[Problem]:
 
 def nearest_preset(name: str, shipped: tuple[str, ...], before: str) -> str:
     """The preset that was probably meant, or all of them. `before` is what stands before its name."""
+    if before and name.lower() in _SWITCHED_OFF:
+        return f"Write {before}null to switch the correction off."
     near = nearest(name, shipped, hints.PRESETS)
     return f"Did you mean {near}? Write {before}{near}." if near else f"Write {before}{listed(shipped)}."
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from verl_rollout_corr.configuration.node import shown
 from verl_rollout_corr.errors import Problem
+from verl_rollout_corr.grammar import Baseline, Denominator, Level
 
 GROUP = "rollout_corr"
 """The name of the group of presets and of the node."""
@@ -20,34 +21,33 @@ _NEAR = ("rolloutcorr", "rolloutcorrection", "verlrolloutcorr")
 # Words that begin alike and mean something else: correct, correctness, correlation, corrupt, correspond.
 _CONTAINS = re.compile(r"rolloutcorr(?!ect(?!ion)|el|up|esp)")
 _SECTIONS = frozenset({"weights", "reject", "min_group_kept", "denominator", "baseline"})
+_REJECT = "reject"
 _BOUND_KEYS = frozenset({"lower", "upper", "when"})
-_NOT_MISSPELT = frozenset(
-    {
-        GROUP,
-        "algorithm.rollout_correction",
-        "actor_rollout_ref.actor.policy_loss.rollout_correction",
-        "actor_rollout_ref.actor.policy_loss.rollout_corr",
-    }
-)
-"""Our node, verl's own correction, and where presets hand our configuration to the actors."""
+_NOT_MISSPELT = frozenset({GROUP, "actor_rollout_ref.actor.policy_loss.rollout_corr"})
+"""Our node, and where presets hand our configuration to the actors."""
+_VERLS_OWN = frozenset({"algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss.rollout_correction"})
+"""verl's own correction, which reads none of our words and no preset of ours."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A key that nothing reads and that was probably meant for us."""
+    """A key that nothing reads and that was probably meant for us. `place` is where its value belongs in our node."""
 
     path: str
     value: object
+    place: str = ""
 
-    def problem(self, presets: Collection[str]) -> Problem:
-        """What to write instead."""
+    def problem(self, presets: Collection[str], is_on: bool = False) -> Problem:
+        """What to write instead. `is_on`: whether the run has a preset, spelt right."""
+        if self.place and is_on:
+            found = f"is {shown(self.value)} and not below {GROUP}, so that nothing reads it."
+            return Problem(self.path, found, f"Write {' '.join(self._overrides())}, or choose another name.")
         named = named_presets(self.value, presets)
         group = f"+{GROUP}={named[0] if len(named) == 1 else '[' + ','.join(named) + ']' if named else '<preset>'}"
         write = f"Did you mean {GROUP}? Write {group}"
-        value = self.value
-        values = list(_values(cast("Mapping[str, Any]", value))) if isinstance(value, Mapping) else []
+        values = self._overrides()
         if values:
-            write += " and " + " ".join(f"++{GROUP}.{key}={text}" for key, text in values[:4])
+            write += f" and {' '.join(values)}"
         return Problem(
             self.path,
             f"is {shown(self.value)}: this is not the group {GROUP}, so that it chooses no preset and nothing would be "
@@ -56,13 +56,25 @@ class Suspect:
             f"rollout correction, choose another name or value, or add +{GROUP}=null.",
         )
 
+    def _overrides(self) -> list[str]:
+        """The first of its values where they belong."""
+        value = self.value
+        if isinstance(value, Mapping):
+            values = list(_values(cast("Mapping[str, Any]", value), self.place))
+        else:
+            values = [(self.place, shown(value).strip("'"))] if self.place else []
+        return [f"++{GROUP}.{key}={text}" for key, text in values[:4]]
+
 
 @dataclass(frozen=True)
 class Words:
-    """Words of ours that nobody else uses as keys or values, as far as the run does not use them rightly already."""
+    """Words of ours that nobody else uses as keys or values. `presets` are those that the run does not have already;
+    with a preset on, criteria are spelt right somewhere, and are looked for at the root alone.
+    """
 
     presets: Collection[str]
     criteria: Collection[str]
+    is_on: bool = False
 
 
 def suspects(composed: Mapping[str, Any], ours: Words, is_added: Callable[[str], bool]) -> list[Suspect]:
@@ -82,8 +94,14 @@ def named_presets(value: object, presets: Collection[str]) -> list[str]:
     if not isinstance(names, list | tuple):
         return []
     listed = cast("list[object]", names)
-    words = [name.strip().removesuffix(".yaml") for name in listed if isinstance(name, str)]
+    words = [_as_written(name.strip().removesuffix(".yaml"), presets) for name in listed if isinstance(name, str)]
     return words if words and len(words) == len(listed) and all(word in presets for word in words) else []
+
+
+def _as_written(name: str, presets: Collection[str]) -> str:
+    """A preset's name for one in other letters, as K3_RS or k3-rs; a name of one word may be anyone's."""
+    folded = name.lower().replace("-", "_")
+    return folded if "_" in folded and folded in presets else name
 
 
 def _suspects(node: Mapping[str, Any], path: str, ours: Words, is_added: Callable[[str], bool]) -> Iterator[Suspect]:
@@ -91,15 +109,42 @@ def _suspects(node: Mapping[str, Any], path: str, ours: Words, is_added: Callabl
         here = f"{path}.{key}" if path else str(key)
         if here in _NOT_MISSPELT:
             continue
+        if here in _VERLS_OWN:
+            yield from _in_verls_own(here, value, ours)
+            continue
         near = any(_is_near(part, value, ours.presets) for part in re.split(r"[./@ ]", str(key)))
-        if near or (key in ours.criteria and _has_bounds(value)):
+        if near:
             yield Suspect(here, value)
+        elif key in ours.criteria and _has_bounds(value) and (path == _REJECT or not ours.is_on):
+            yield Suspect(here, value, f"{_REJECT}.{key}")
+        elif not path and _is_section(str(key), value) and is_added(here):  # the name of the node was forgotten
+            yield Suspect(here, value, str(key))
         elif not path and key in ours.presets and is_added(here):  # `+k3_rs=true`
             yield Suspect(here, key)
         elif isinstance(value, Mapping):
             yield from _suspects(cast("Mapping[str, Any]", value), here, ours, is_added)
         elif named_presets(value, ours.presets) and is_added(here):
             yield Suspect(here, value)
+        elif isinstance(value, list):
+            for i, item in enumerate(cast("list[object]", value)):
+                if isinstance(item, Mapping):
+                    yield from _suspects(cast("Mapping[str, Any]", item), f"{here}.{i}", ours, is_added)
+
+
+def _in_verls_own(path: str, value: object, ours: Words) -> Iterator[Suspect]:
+    """Presets and sections of ours below verl's own correction, and a preset in its place."""
+    if not isinstance(value, Mapping):
+        if named_presets(value, ours.presets):
+            yield Suspect(path, value)
+        return
+    mine: dict[str, object] = {}
+    for key, inner in cast("Mapping[str, object]", value).items():
+        if key in _SECTIONS or (key in ours.criteria and _has_bounds(inner)):
+            mine[key] = inner
+        elif named_presets(inner, ours.presets):
+            yield Suspect(f"{path}.{key}", inner)
+    if mine:
+        yield Suspect(path, mine)
 
 
 def _is_near(name: str, value: object, presets: Collection[str]) -> bool:
@@ -117,6 +162,15 @@ def _looks_like_ours(value: object, presets: Collection[str]) -> bool:
     if isinstance(value, Mapping):
         return any(key in _SECTIONS for key in cast("Mapping[str, Any]", value))
     return value is None or bool(named_presets(value, presets))
+
+
+def _is_section(key: str, value: object) -> bool:
+    """Whether a value at the root is one that our node has below this key, and hardly anybody else has."""
+    if key == "weights":
+        return isinstance(value, Mapping) and cast("Mapping[str, object]", value).get("level") in list(Level)
+    if key == "min_group_kept":
+        return True
+    return value in {"denominator": list(Denominator), "baseline": list(Baseline)}.get(key, [])
 
 
 def _has_bounds(value: object) -> bool:

@@ -215,13 +215,20 @@ def _text(bounds: Bounds) -> str:
 
 def _does_nothing(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     """Overrides that took away all that a preset does."""
-    idle = config.weights is None and not config.reject and config.min_group_kept is None
-    measures = not config.presets or "metrics_only" in config.presets
-    if idle and not measures and config.mode is Mode.DECOUPLED and config.invalid is Invalid.ERROR:
-        yield (
-            f"{'+'.join(config.presets)} does nothing: no weights and no criterion are left of it, so that the run is "
-            "measured and not corrected. Write +rollout_corr=metrics_only if that is what you want."
-        )
+    if config.weights is not None or config.reject or config.min_group_kept is not None:
+        return
+    idle = "bypass_ppo_clip" if config.mode is Mode.BYPASS else "metrics_only"
+    if not config.presets or idle in config.presets or config.invalid is not Invalid.ERROR:
+        return
+    left = (
+        "nothing is weighed and nothing is rejected in bypass mode"
+        if config.mode is Mode.BYPASS
+        else "the run is measured and not corrected"
+    )
+    yield (
+        f"{'+'.join(config.presets)} does nothing: no weights and no criterion are left of it, so that {left}. "
+        f"Write +rollout_corr={idle} if that is what you want."
+    )
 
 
 Rule = Callable[[RolloutCorrConfig, Mapping[str, Any]], Iterator[str]]
