@@ -59,8 +59,8 @@ def keep_expert_weights(original: Callable[..., None]) -> Callable[..., None]:
     """Computes a layer of experts with torch, from the parameters that verl loads new weights into.
 
     Needed by vllm/model_executor/layers/fused_moe/cpu_fused_moe.py, CPUFusedMOE, which replaces the parameters by
-    packed ones: those have no weight_loader, and another layout. The packed kernels are faster, which a tiny model does not
-    need.
+    packed ones: those have no weight_loader, and another layout. The packed kernels are faster, which a tiny model
+    does not need.
     """
 
     @functools.wraps(original)
