@@ -39,10 +39,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(os.cpu_count() or 1, MOST)
 
 
-SHARED = {"pools": "workers", "programs": "programs"}
+SHARED = {"pools": "workers", "programs": "programs", "bare": "bare"}
 """What takes long to start, and the group of the tests that use it."""
 
-LONGEST = ("workers", "programs", "tests/test_packaging.py", "tests/kernels/test_on_gpu.py")
+LONGEST = ("workers", "programs", "bare", "tests/test_packaging.py", "tests/kernels/test_on_gpu.py")
 """The groups that begin, so that none of them is left when the other processes are done."""
 
 
@@ -52,6 +52,17 @@ def programs() -> Iterator[Any]:
     from hydra_apps.programs import Programs
 
     with Programs() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def bare() -> Iterator[Any]:
+    """A process that has imported what verl imports, and neither verl nor vLLM nor this package."""
+    from forked import WITHOUT_VLLM, Warm
+
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "VLLM_"))}
+    ours["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), ours.get("PYTHONPATH")]))
+    with Warm(WITHOUT_VLLM, ours | {"OMP_NUM_THREADS": "1"}) as process:
         yield process
 
 

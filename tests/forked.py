@@ -19,13 +19,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-BARE = ("torch", "ray", "transformers", "tensordict", "hydra", "pandas", "datasets", "transfer_queue", "peft", "vllm")
+WITHOUT_VLLM = ("torch", "ray", "transformers", "tensordict", "hydra", "pandas", "datasets", "transfer_queue", "peft")
+BARE = (*WITHOUT_VLLM, "vllm")
 """What verl's imports take most of their time for. A program forked after them imports verl, and its plug-ins, anew."""
 SECONDS = 900.0
 """A program that has not ended by then is killed. They take seconds; a machine may be busy with other things."""
@@ -75,6 +77,14 @@ class Warm:
             assert answer, "the warm process died"
             out, err = (Path(folder, name).read_text(errors="replace") for name in ("stdout", "stderr"))
         return subprocess.CompletedProcess([module, *words], int(answer), out, err)
+
+    def python(
+        self, code: str, *arguments: Any, env: Mapping[str, str | None] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -c code` with these arguments."""
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "code_of_a_test.py").write_text(textwrap.dedent(code))
+            return self.run("code_of_a_test", arguments, cwd=Path(folder), env=env)
 
     def __enter__(self) -> Warm:
         return self

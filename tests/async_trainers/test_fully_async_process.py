@@ -7,14 +7,12 @@ without.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from forked import BARE, Warm
 
-ROOT = Path(__file__).parents[2]
 HOOK = "verl_rollout_corr.hooks.plugin"
 
 SENDER = """
@@ -64,21 +62,16 @@ Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def python(bare: Any) -> Run:
     """Runs code in a process of its own, which imports verl and its plug-ins, and answers what it printed."""
-    folder = tmp_path_factory.mktemp("code")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "VERL_USE_EXTERNAL_PLUGINS": "none"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
-    with Warm(BARE, environment) as warm:
 
-        def run(code: str, *arguments: str, hook: bool) -> str:
-            (folder / "code_of_a_test.py").write_text(code)
-            env = {"VERL_USE_EXTERNAL_MODULES": HOOK if hook else ""}
-            done = warm.run("code_of_a_test", arguments, cwd=folder, env=env)
-            assert done.returncode == 0, done.stderr
-            return done.stdout
+    def run(code: str, *arguments: str, hook: bool) -> str:
+        env = {"VERL_USE_EXTERNAL_PLUGINS": "none", "VERL_USE_EXTERNAL_MODULES": HOOK if hook else ""}
+        done = bare.python(code, *arguments, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-        yield run
+    return run
 
 
 def seams(output: str) -> dict[str, bool]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
-import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,27 @@ from verl_rollout_corr.platform.check import PATCHES
 pytest.importorskip("verl")
 
 
-def python(code: str) -> str:
-    """Runs code in a process of its own, since shims change what other tests import; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={
-            **os.environ,
-            "VERL_PLATFORM": "cpu",
-            "VERL_USE_EXTERNAL_MODULES": "verl_rollout_corr.platform.autoload",
-            environment.REPEATABLE: "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+Python = Callable[[str], str]
 
 
-def test_every_shim_fits_the_installed_versions() -> None:
+@pytest.fixture
+def python(bare: Any) -> Python:
+    """Runs code in a process of its own, since shims change what other tests import; answers what it printed."""
+    env = {
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": "verl_rollout_corr.platform.autoload",
+        environment.REPEATABLE: "1",
+    }
+
+    def run(code: str) -> str:
+        done = bare.python(code, env=env)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    return run
+
+
+def test_every_shim_fits_the_installed_versions(python: Python) -> None:
     """Each module is imported as a run does, which checks the original and replaces it."""
     pytest.importorskip("vllm")
     code = """
@@ -92,7 +91,7 @@ def test_the_process_group_has_one_backend_unless_one_is_given() -> None:
     assert calls == [(None, "cpu:gloo"), (5, "gloo")]
 
 
-def test_verls_process_group_forms_over_gloo() -> None:
+def test_verls_process_group_forms_over_gloo(python: Python) -> None:
     """Without the shim torch refuses the device that is named twice."""
     code = """
         import os, socket
@@ -117,7 +116,7 @@ def test_verls_process_group_forms_over_gloo() -> None:
     assert "gloo [1.0, 1.0]" in said
 
 
-def test_fsdp1_broadcasts_from_the_cpu() -> None:
+def test_fsdp1_broadcasts_from_the_cpu(python: Python) -> None:
     """Without the shim torch refuses parameters on the CPU."""
     code = """
         import os, socket
@@ -142,7 +141,7 @@ def test_fsdp1_broadcasts_from_the_cpu() -> None:
     assert "torch.Size([1, 2])" in said
 
 
-def test_a_model_that_only_runs_forward_is_sharded_without_pinned_memory() -> None:
+def test_a_model_that_only_runs_forward_is_sharded_without_pinned_memory(python: Python) -> None:
     """FSDP2 with the policy that verl asks for: without the shim torch wants an accelerator to pin memory for."""
     code = """
         import os, socket, types
@@ -171,7 +170,7 @@ def test_a_model_that_only_runs_forward_is_sharded_without_pinned_memory() -> No
     assert "torch.Size([1, 2])" in said
 
 
-def test_a_critic_is_loaded_with_pytorchs_attention(tmp_path: Path) -> None:
+def test_a_critic_is_loaded_with_pytorchs_attention(python: Python, tmp_path: Path) -> None:
     code = f"""
         import torch, verl
         from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -192,7 +191,7 @@ def test_a_critic_is_loaded_with_pytorchs_attention(tmp_path: Path) -> None:
     assert "sdpa torch.Size([1, 2, 1])" in said
 
 
-def test_the_weight_of_a_linear_layer_stays_and_new_weights_take_effect() -> None:
+def test_the_weight_of_a_linear_layer_stays_and_new_weights_take_effect(python: Python) -> None:
     """vLLM's own kernel, with the weight replaced as verl replaces it after a step."""
     pytest.importorskip("vllm")
     code = """
@@ -305,7 +304,7 @@ def test_a_distribution_that_is_called_vllm_comes_first(tmp_path: Path, monkeypa
     assert importlib.metadata.version("vllm") == "9.9"
 
 
-def test_the_platform_is_refused_where_a_shim_does_not_fit() -> None:
+def test_the_platform_is_refused_where_a_shim_does_not_fit(python: Python) -> None:
     """register() raises, and verl then knows no platform cpu: nothing runs half patched."""
     code = """
         import os
