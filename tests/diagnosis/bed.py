@@ -202,15 +202,32 @@ def sample(
     """Rows that the engine samples for real, with its log-probs and the trainer's. `trained_at`: the trainer's
     temperature.
     """
+    return sampled_with_mass(
+        plan, engine=engine, trainer=trainer, changes=changes, rounded_rope=rounded_rope, trained_at=trained_at
+    )[0]
+
+
+def sampled_with_mass(
+    plan: Plan,
+    *,
+    engine: Weights,
+    trainer: Weights,
+    changes: tuple[Change, ...] = (),
+    rounded_rope: bool = False,
+    trained_at: float = 1.0,
+) -> tuple[Update, float]:
+    """The same, and S: the mass that the trainer gives to what the engine may sample, on average over the tokens."""
     generator = torch.Generator().manual_seed(plan.seed)
     vocabulary = engine.embedding.shape[0]
     prompts = torch.randint(2, vocabulary, (plan.prompts, plan.prompt_width), generator=generator)
     tokens = prompts.repeat_interleave(plan.group, dim=0)
     runner = Runner(engine, stride=plan.stride, rounded_rope=rounded_rope)
     logits, told, responses = runner(tokens)[:, -1], [], torch.empty(len(tokens), 0, dtype=torch.long)
+    allowed: list[Tensor] = []
     for _ in range(plan.width):
         for change in changes:
             logits = change(logits, responses)
+        allowed.append(~logits.isinf())
         log_probs = logits.double().log_softmax(-1)
         chosen = torch.multinomial(log_probs.exp(), 1, generator=generator)
         told.append(log_probs.gather(1, chosen).float())
@@ -218,10 +235,12 @@ def sample(
         logits = runner(chosen)[:, -1]
     whole = torch.cat([tokens, responses], dim=1)
     behind = Runner(trainer, stride=plan.stride)(whole)[:, plan.prompt_width - 1 : -1] / trained_at
-    train = behind.double().log_softmax(-1).gather(2, responses[..., None]).squeeze(-1).float()
+    scores = behind.double().log_softmax(-1)
+    train = scores.gather(2, responses[..., None]).squeeze(-1).float()
     ended = (responses == EOS).int().cumsum(1) - (responses == EOS).int() > 0
     inside = ~ended
-    return Update(
+    mass = (scores.exp() * torch.stack(allowed, 1)).sum(-1)[inside].mean()
+    update = Update(
         step=1,
         lengths=inside.sum(1).numpy(),
         response_mask=inside.numpy(),
@@ -233,6 +252,7 @@ def sample(
         lag=np.zeros(len(tokens), dtype=np.int64),
         prompt_lengths=np.full(len(tokens), plan.prompt_width),
     )
+    return update, float(mass)
 
 
 FACTS = Facts(tokenizer={"eos": EOS}, response_length=48)

@@ -15,21 +15,25 @@ from diagnosis import bed
 from diagnosis.bed import Plan
 from verl_rollout_corr.dumps.writer import Update
 
-Make = Callable[[int, float], Update]
+Make = Callable[[int, float], Update | tuple[Update, ...]]
+"""(seed, strength) -> an update, or those of several steps."""
+Change = Callable[[np.ndarray, Update, np.random.Generator, float], np.ndarray]
+"""(engine's log-probs, update, generator, strength) -> what they are changed to."""
 
 
 @dataclass(frozen=True)
 class Case:
     """`make(seed, strength)`: an update with the cause. `strengths`: from hardly any effect to a large one, for causes
-    that have a size; None for those that are there or not. `truth(strength)`: what a value has to be. `twice`: the
-    strength at which the mean square of l is twice the floor, as `benchmarks/diagnosis.py --search` finds it.
+    that have a size; None for those that are there or not. `truth`: a value's name, what it has to be at a seed and a
+    strength, and how close. `twice`: the strength at which the mean square of l is twice the floor, as
+    `benchmarks/diagnosis.py --search` finds it.
     """
 
     name: str
     cause: str
     make: Make
     strengths: tuple[float, float] | None = None
-    truth: tuple[str, Callable[[float], float], float] | None = None
+    truth: tuple[str, Callable[[int, float], float], float] | None = None
     twice: float = 1.0
 
 
@@ -44,14 +48,14 @@ def weights(seed: int) -> tuple[bed.Weights, bed.Weights]:
     return trainer, trainer.to(torch.bfloat16)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def clean(seed: int) -> Update:
     """Nothing but the engine's precision."""
     trainer, engine = weights(seed)
     return bed.sample(plan(seed), engine=engine, trainer=trainer)
 
 
-def sampled(*change: Callable[[float], bed.Change]) -> Make:
+def sampled(*change: Callable[[float], bed.Change]) -> Callable[[int, float], Update]:
     """Sampled with changes of a strength."""
 
     def make(seed: int, strength: float) -> Update:
@@ -61,7 +65,7 @@ def sampled(*change: Callable[[float], bed.Change]) -> Make:
     return make
 
 
-def altered(change: Callable[[np.ndarray, Update, np.random.Generator, float], np.ndarray]) -> Make:
+def altered(change: Change) -> Callable[[int, float], Update]:
     """The engine's log-probs of a clean update, changed."""
 
     def make(seed: int, strength: float) -> Update:
@@ -93,6 +97,44 @@ def other_weights(seed: int, strength: float) -> Update:
     trainer, _ = weights(seed)
     engine = bed.model(seed + 1000).to(torch.bfloat16)
     return bed.sample(plan(seed), engine=engine, trainer=trainer)
+
+
+def dummy_weights(seed: int, strength: float) -> Update:
+    """An engine whose weights were never loaded: `load_format: dummy` draws them from (-1e-3, 1e-3)."""
+    trainer, _ = weights(seed)
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(matrix: torch.Tensor) -> torch.Tensor:
+        return (2e-3 * torch.rand(matrix.shape, generator=generator) - 1e-3).bfloat16()
+
+    layers = tuple(tuple(draw(matrix) for matrix in layer) for layer in trainer.layers)
+    engine = bed.Weights(draw(trainer.embedding), layers, draw(trainer.head), trainer.gain.bfloat16(), trainer.heads)
+    return bed.sample(plan(seed), engine=engine, trainer=trainer)
+
+
+def drifting(seed: int, strength: float) -> tuple[Update, ...]:
+    """Six steps of an engine that stays behind more and more while its rows claim lag 0."""
+    trainer, _ = weights(seed)
+    small = replace(plan(seed), prompts=6, group=4)
+    return tuple(
+        replace(
+            bed.sample(
+                replace(small, seed=seed + 10_000 * step),
+                engine=trainer.moved(strength * step, seed).to(torch.bfloat16),
+                trainer=trainer,
+            ),
+            step=step,
+        )
+        for step in range(1, 7)
+    )
+
+
+def old_weights(seed: int, strength: float) -> Update:
+    """Every row of older weights, and known to be: no row's product of ratios survives even 48 tokens."""
+    trainer, _ = weights(seed)
+    engine = trainer.moved(strength, seed + 7).to(torch.bfloat16)
+    update = bed.sample(plan(seed), engine=engine, trainer=trainer)
+    return replace(update, lag=np.ones(len(update.lengths), np.int64))
 
 
 def rounded_rope(seed: int, strength: float) -> Update:
@@ -176,7 +218,7 @@ def outliers(values: np.ndarray, update: Update, rng: np.random.Generator, stren
     return np.where(hit, values + np.where(key % 2 == 0, strength, -strength), values)
 
 
-def scattered(value: float) -> Make:
+def scattered(value: float) -> Callable[[int, float], Update]:
     return altered(lambda values, u, rng, share: np.where(rng.random(values.shape) < share, value, values))
 
 
@@ -192,29 +234,52 @@ def in_bf16(values: np.ndarray, update: Update, rng: np.random.Generator, streng
     return torch.tensor(values).bfloat16().float().numpy()
 
 
-TAU = ("temperature", lambda strength: strength, 0.01)
+TAU = ("temperature", lambda seed, strength: strength, 0.01)
+
+OFFSET = ("kept_mass", lambda seed, strength: 1 - strength, 0.005)
+
+
+def mass(change: Callable[[float], bed.Change]) -> tuple[str, Callable[[int, float], float], float]:
+    """The kept mass S, from the trainer's own softmax over the whole vocabulary."""
+
+    def truth(seed: int, strength: float) -> float:
+        trainer, engine = weights(seed)
+        return bed.sampled_with_mass(plan(seed), engine=engine, trainer=trainer, changes=(change(strength),))[1]
+
+    return "kept_mass", truth, 0.005
+
+
+def top_k(strength: float) -> bed.Change:
+    return bed.top_k(round(strength))
+
+
+def vocabulary_mask(strength: float) -> bed.Change:
+    return bed.only_first(140)
+
 
 CASES: tuple[Case, ...] = (
-    Case("temperature", "temperature", sampled(bed.temperature), (0.999, 0.7), TAU, twice=0.958),
-    Case("hotter engine", "temperature", sampled(bed.temperature), (1.001, 1.4), TAU, twice=1.035),
-    Case("trainer's temperature", "temperature", trainer_temperature, (0.999, 0.7), TAU, twice=0.961),
-    Case("top-p", "truncation", sampled(bed.top_p), (0.9999, 0.8), twice=0.94),
-    Case("top-k", "truncation", sampled(lambda s: bed.top_k(round(s))), (150, 10), twice=94),
-    Case("min-p", "truncation", sampled(bed.min_p), (1e-5, 0.2), twice=0.0123),
-    Case("vocabulary mask", "vocabulary", lambda seed, s: sampled(lambda n: bed.only_first(round(n)))(seed, 140)),
-    Case("constant offset", "vocabulary", constant_offset, (0.001, 0.3), twice=0.0462),
+    Case("temperature", "temperature", sampled(bed.temperature), (0.999, 0.7), TAU, twice=0.966),
+    Case("hotter engine", "temperature", sampled(bed.temperature), (1.001, 1.4), TAU, twice=1.0323),
+    Case("trainer's temperature", "temperature", trainer_temperature, (0.999, 0.7), TAU, twice=0.9652),
+    Case("top-p", "truncation", sampled(bed.top_p), (0.9999, 0.8), mass(bed.top_p), twice=0.95),
+    Case("top-k", "truncation", sampled(top_k), (150, 10), mass(top_k), twice=100),
+    Case("min-p", "truncation", sampled(bed.min_p), (1e-5, 0.2), mass(bed.min_p), twice=0.011),
+    Case("vocabulary mask", "vocabulary", sampled(vocabulary_mask), truth=mass(vocabulary_mask)),
+    Case("constant offset", "vocabulary", constant_offset, (0.001, 0.3), OFFSET, twice=0.0379),
     Case("repetition penalty", "penalty", sampled(bed.repetition), (1.0005, 1.2), twice=1.011),
-    Case("presence penalty", "penalty", sampled(bed.presence), (0.002, 0.5), twice=0.133),
-    Case("frequency penalty", "penalty", sampled(bed.frequency), (0.002, 0.5), twice=0.055),
-    Case("stale part", "stale", stale_part, (0.001, 0.1), twice=0.0057),
-    Case(
-        "stale part, lags known", "stale", lambda seed, s: stale_part(seed, s, known=True), (0.001, 0.1), twice=0.0057
-    ),
-    Case("RoPE in BF16", "position", rounded_rope, (1, 32), twice=4),
-    Case("token's log-prob", "token", altered(token_bias), (0.01, 1.5), twice=0.293),
-    Case("token's embedding", "token", token_embedding, (0.003, 0.5), twice=0.04),
-    Case("outliers", "outliers", altered(outliers), (0.2, 4.0), twice=1.1),
+    Case("presence penalty", "penalty", sampled(bed.presence), (0.002, 0.5), twice=0.13),
+    Case("frequency penalty", "penalty", sampled(bed.frequency), (0.002, 0.5), twice=0.0421),
+    Case("stale part", "stale", stale_part, (0.001, 0.1), twice=0.005),
+    Case("stale part, lags known", "stale", lambda seed, s: stale_part(seed, s, known=True), (0.001, 0.1), twice=0.005),
+    Case("RoPE in BF16", "position", rounded_rope, (1, 32), twice=5),
+    Case("token's log-prob", "token", altered(token_bias), (0.01, 1.5), twice=0.2885),
+    Case("token's embedding", "token", token_embedding, (0.003, 0.5), twice=0.0379),
+    Case("outliers", "outliers", altered(outliers), (0.2, 4.0), twice=1.003),
     Case("other weights", "not_loaded", other_weights),
+    Case("dummy weights", "not_loaded", dummy_weights),
+    Case("drift over six steps", "drift", lambda seed, s: drifting(seed, 0.004)),
+    Case("products at this length", "length", lambda seed, s: old_weights(seed, 0.03)),
+    Case("precision alone", "low_precision", lambda seed, s: clean(seed)),
     Case("shift by one", "shift", lambda seed, s: altered(shifted)(seed, 1)),
     Case("shift the other way", "shift", lambda seed, s: altered(shifted)(seed, -1)),
     Case("rows permuted", "permuted", lambda seed, s: permuted(seed, 0.3)),

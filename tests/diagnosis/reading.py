@@ -19,6 +19,16 @@ def diagnosed(*updates: Update, facts: Facts = FACTS) -> Diagnosis:
         return diagnose(folder)
 
 
+def updates(made: Update | tuple[Update, ...]) -> tuple[Update, ...]:
+    """What a case made, as the updates of a dump."""
+    return made if isinstance(made, tuple) else (made,)
+
+
+def named(diagnosis: Diagnosis) -> dict[str, Finding]:
+    """Every finding by its cause, also what is to be expected (precision) or a warning (length)."""
+    return {one.cause: one for one in diagnosis.findings}
+
+
 def alarms(diagnosis: Diagnosis) -> dict[str, Finding]:
     from verl_rollout_corr.diagnosis.causes import ALARMS
 

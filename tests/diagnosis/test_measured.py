@@ -14,8 +14,9 @@ from dumps.updates import drawn
 from diagnosis import cases
 from diagnosis.reading import diagnosed
 from verl_rollout_corr.diagnosis import diagnose as diagnosing
+from verl_rollout_corr.diagnosis.rows import padded_parts
 from verl_rollout_corr.diagnosis.sample import Reservoir, collected
-from verl_rollout_corr.diagnosis.size import Measured, padded_parts
+from verl_rollout_corr.diagnosis.size import Measured
 from verl_rollout_corr.dumps.reader import DumpBatch, open_dump
 from verl_rollout_corr.dumps.schema import Facts
 from verl_rollout_corr.dumps.writer import Update, write_dump

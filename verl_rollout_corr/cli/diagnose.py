@@ -21,15 +21,22 @@ def register(app: typer.Typer) -> None:
 
 
 def diagnose(
-    source: Annotated[Path, typer.Argument(metavar="DUMP|LOG", help="A dump's folder or file, or the log of a run.")],
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="DUMP...|LOG", help="Folders and files of a dump, or the log of a run.")
+    ],
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Processes that read files side by side.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="ADDRESS", help="Let Ray read the files: auto, local or host:port.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """How large a mismatch is, where it sits, and why; from a dump, or, with less detail, from the log of a run."""
+    from verl_rollout_corr.cli.spread import spread_of
     from verl_rollout_corr.report.assemble import level_of
     from verl_rollout_corr.report.reading import diagnosis_of
 
     with progress("reading") as told:
-        found = diagnosis_of(source, told)
+        found = diagnosis_of(sources, told, spread=spread_of(workers, ray))
     if json:
         print_json(found)
     else:

@@ -2,46 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from verl_rollout_corr.diagnosis import gross, places, sampler
 from verl_rollout_corr.diagnosis.causes import ALARMS, CAUSES
+from verl_rollout_corr.diagnosis.gathering import Gathered, Progress, Spread, gathered
 from verl_rollout_corr.diagnosis.gross import finding
 from verl_rollout_corr.diagnosis.precision import by_format, by_precision
 from verl_rollout_corr.diagnosis.records import Checked, Diagnosis, Finding, Size
-from verl_rollout_corr.diagnosis.sample import CAPACITY, Reservoir, Sample
+from verl_rollout_corr.diagnosis.sample import CAPACITY, Sample
 from verl_rollout_corr.diagnosis.size import Measured
 from verl_rollout_corr.diagnosis.view import View
 from verl_rollout_corr.dumps.reader import Dump, open_dump
 
-Progress = Callable[[int, int], None]
-"""Called with rows read and rows in all."""
-
 
 def diagnose(
-    path: str | Path | Sequence[str | Path], *, progress: Progress | None = None, capacity: int = CAPACITY
+    path: str | Path | Sequence[str | Path],
+    *,
+    spread: Spread | None = None,
+    progress: Progress | None = None,
+    capacity: int = CAPACITY,
 ) -> Diagnosis:
-    """Reads a dump once, as a stream, and explains it. `capacity`: tokens that detectors look at, at most.
+    """Reads a dump once, as a stream, and explains it.
 
-    Raises DumpError for what is no dump.
+    spread: who reads the files, as in `gathered`. capacity: tokens that detectors look at, at most. Raises
+    DumpError for what is no dump.
     """
     dump = open_dump(path)
-    measured, reservoir, read = Measured(), Reservoir(capacity), 0
-    for batch in dump.batches():
-        measured.add(batch)
-        reservoir.add(batch)
-        read += len(batch)
-        if progress is not None:
-            progress(read, dump.rows)
     source = str(path) if isinstance(path, str | Path) else ", ".join(map(str, path))
-    return explained(source, dump, measured, reservoir)
+    return explained(source, dump, gathered(dump, spread=spread, progress=progress, capacity=capacity))
 
 
-def explained(source: str, dump: Dump, measured: Measured, reservoir: Reservoir) -> Diagnosis:
-    """The diagnosis of what was summed up and sampled, by one process or by several whose parts were added."""
+def explained(source: str, dump: Dump, whole: Gathered) -> Diagnosis:
+    """The diagnosis of what was gathered, by one process or by several whose parts were added."""
+    measured, reservoir = whole.measured, whole.reservoir
     size, notes = measured.size(), _notes(dump, measured)
     if not reservoir.parts:
         return Diagnosis(source, "There is no response token in it.", size, {}, (), (), notes)

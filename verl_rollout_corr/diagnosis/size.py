@@ -1,35 +1,25 @@
-"""How large the mismatch is and where it sits, from sums that add over batches, files and processes."""
+"""How large the mismatch is and where it sits, from sums that add over batches, files and processes.
+
+NumPy alone: torch would take more memory than all that is held here, and a laptop may not have it. A test holds the
+values against the metrics of `correct`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 
-from verl_rollout_corr.api import correct
-from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.diagnosis.records import Bin, Size
+from verl_rollout_corr.diagnosis.rows import usable
 from verl_rollout_corr.dumps.reader import DumpBatch
 from verl_rollout_corr.dumps.schema import NORMAL
-from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.maths.bins import POSITION, PROBABILITY, STALENESS
-from verl_rollout_corr.maths.correction import Correction
-from verl_rollout_corr.maths.metrics import finalize
-from verl_rollout_corr.maths.sums import Sums
 
 QUANTILES = (0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 """Shares whose quantile of l is reported."""
-
-SENTINEL = -100.0
-"""A log-prob of the engine below this is no log-prob: no sampled token has probability 4e-44."""
-
-SLACK = 1e-3
-"""A log-prob up to this is rounding of log 1."""
 
 TABLES = ("probability", "position", "length", "turn", "step", "lag", "token")
 """The tables of `where`."""
@@ -42,66 +32,12 @@ _STEPS = np.exp(np.arange(math.log(1e-7), math.log(1e3), 1 / 64))
 _EDGES = np.concatenate([-_STEPS[::-1], _STEPS])
 
 
-def usable(batch: DumpBatch) -> np.ndarray:
-    """(N,) bool: response tokens of normal rows whose two log-probs are numbers that can be log-probs."""
-    rows = np.repeat(batch.kind == NORMAL, batch.lengths)
-    return rows & batch.mask & likely(batch.train) & likely(batch.rollout)
-
-
-def likely(log_probs: np.ndarray) -> np.ndarray:
-    """Whether each can be the log-prob of a sampled token."""
-    with np.errstate(invalid="ignore"):
-        return (log_probs >= SENTINEL) & (log_probs <= SLACK)
-
-
-def padded_parts(batch: DumpBatch, most: int = 1 << 16) -> Iterator[DumpBatch]:
-    """The rows in parts of similar length, so that padding them costs at most as much as they hold."""
-    order = np.argsort(batch.lengths, kind="stable")
-    lengths = batch.lengths[order]
-    start = 0
-    for stop in range(1, len(order) + 1):
-        if (
-            stop == len(order)
-            or lengths[stop] > 2 * max(lengths[start], 8)
-            or lengths[stop] * (stop + 1 - start) > most
-        ):
-            yield batch.take(np.sort(order[start:stop]))
-            start = stop
-
-
-def corrected(batch: DumpBatch, config: RolloutCorrConfig) -> Correction:
-    """`correct` on the rows of a batch."""
-    return correct(
-        torch.from_numpy(batch.padded(batch.train)),
-        torch.from_numpy(batch.padded(batch.rollout)),
-        torch.from_numpy(batch.padded(batch.mask)),
-        config,
-        advantages=None if batch.advantages is None else torch.from_numpy(batch.padded(batch.advantages)),
-        group_ids=group_names(batch) if config.min_group_kept is not None else None,
-        staleness=torch.from_numpy(batch.lag.astype(np.int64)),
-    )
-
-
-def group_names(batch: DumpBatch) -> list[str]:
-    """A name per row, equal for the rows of one group of one step."""
-    return [
-        f"{step}/{uid if uid is not None else f'#{row}'}"
-        for step, uid, row in zip(batch.step, batch.uid, batch.row, strict=True)
-    ]
-
-
-@lru_cache(maxsize=1)
-def _metrics_only() -> RolloutCorrConfig:
-    return parse({"invalid": "reject"})
-
-
 @dataclass
 class Measured:
     """Sums of a part of a dump; `+` joins two."""
 
-    sums: Sums | None = None
     histogram: np.ndarray = field(default_factory=lambda: np.zeros(len(_EDGES) + 1, np.int64))
-    moments: np.ndarray = field(default_factory=lambda: np.zeros(9))
+    moments: np.ndarray = field(default_factory=lambda: np.zeros(14))
     sequences: np.ndarray = field(default_factory=lambda: np.zeros(3))
     tables: dict[str, dict[Any, np.ndarray]] = field(default_factory=lambda: {name: {} for name in TABLES})
     rows: int = 0
@@ -118,9 +54,6 @@ class Measured:
                 self._add_piece(batch.take(piece))
 
     def _add_piece(self, batch: DumpBatch) -> None:
-        for part in padded_parts(batch):
-            sums = corrected(part, _metrics_only()).sums
-            self.sums = sums if self.sums is None else self.sums + sums
         good = usable(batch)
         self.rows += len(batch)
         self.tokens += int(batch.mask.sum())
@@ -136,7 +69,14 @@ class Measured:
         ratio = np.exp(difference.clip(-20, 20))
         # Second moments about -1: log-probs of sampled tokens are of that size, and far from 0 they would cancel.
         a, b = train + 1.0, rollout + 1.0
-        self.moments += [x.sum() for x in (np.ones_like(a), ratio, ratio**2, difference**2, a, b, a * a, b * b, a * b)]
+        # Probabilities about 1, from which those of likely tokens differ by less than they would lose to rounding.
+        p, q = np.expm1(train.clip(max=0.0)), np.expm1(rollout.clip(max=0.0))
+        self.moments += [
+            x.sum()
+            for x in (
+                np.ones_like(a), ratio, ratio**2, difference**2, a, b, a * a, b * b, a * b, p, q, p * p, q * q, p * q,
+            )
+        ]  # fmt: skip
         total = np.bincount(row[good], difference, len(batch)).clip(-20, 20)
         product = np.exp(total)[np.bincount(row[good], minlength=len(batch)) > 0]
         self.sequences += [len(product), product.sum(), (product**2).sum()]
@@ -158,7 +98,6 @@ class Measured:
 
     def __add__(self, other: Measured) -> Measured:
         total = Measured(
-            self.sums + other.sums if self.sums is not None and other.sums is not None else self.sums or other.sums,
             self.histogram + other.histogram,
             self.moments + other.moments,
             self.sequences + other.sequences,
@@ -175,34 +114,30 @@ class Measured:
     def size(self) -> Size | None:
         """The record, or None where no token is usable."""
         count, ratio, square, energy = self.moments[:4]
-        if self.sums is None or not count:
+        if not count:
             return None
-        metrics = {name.removeprefix("rollout_corr/"): value for name, value in finalize(self.sums).items()}
+        total = np.sum(list(self.tables["step"].values()), axis=0) / count
         sequences, product, products = self.sequences
         known = self.tables["lag"].get(1)
         return Size(
             tokens=int(count),
             sequences=self.rows,
             steps=len(self.tables["step"]),
-            kl=metrics["kl"],
-            k3=metrics["k3_kl"],
-            abs_log_ratio=self._mean(3),
+            kl=float(total[1]),
+            k3=float(total[2]),
+            abs_log_ratio=float(total[3]),
             rms=math.sqrt(energy / count),
             mean_ratio=ratio / count,
             quantiles={f"{share:g}": self._quantile(share) for share in QUANTILES},
             ess_token=ratio**2 / (count * square),
             ess_seq=product**2 / (sequences * products),
-            chi2_token=metrics["chi2_token"],
-            chi2_seq=metrics["chi2_seq"],
-            pearson=metrics["probs_pearson_corr"],
-            pearson_log=self._pearson_log(),
+            chi2_token=float(square / count - 1),
+            chi2_seq=float(products / sequences - 1),
+            pearson=_pearson(count, self.moments[9:]),
+            pearson_log=_pearson(count, self.moments[4:9]),
             noise_floor_k3=None if known is None else float(known[2] / known[0]),
             invalid=self.invalid,
         )
-
-    def _mean(self, index: int) -> float:
-        total = np.sum(list(self.tables["step"].values()), axis=0)
-        return float(total[index] / total[0])
 
     def _quantile(self, share: float) -> float:
         """Of l, from the histogram: exact to one step of it, which is 1.6 % of l."""
@@ -210,11 +145,6 @@ class Measured:
         place = int(np.searchsorted(total, share * total[-1]))
         centres = np.concatenate([[-1e3], (_EDGES[1:] + _EDGES[:-1]) / 2, [1e3]])
         return float(centres[place])
-
-    def _pearson_log(self) -> float:
-        n, _, _, _, a, b, aa, bb, ab = self.moments
-        spread = (aa / n - (a / n) ** 2) * (bb / n - (b / n) ** 2)
-        return float((ab / n - a * b / n**2) / math.sqrt(spread)) if spread > 0 else 0.0
 
     def where(self) -> dict[str, tuple[Bin, ...]]:
         """The tables of bins, empty bins left out. Of token ids, those with the largest sums of |l|."""
@@ -234,6 +164,13 @@ class Measured:
             label = labels.get(name, str)
             result[name] = tuple(_bin(label(int(key)), table[key]) for key in keys)
         return result
+
+
+def _pearson(n: float, sums: np.ndarray) -> float:
+    """The correlation of a and b, from the sums of a, b, a^2, b^2 and ab; 0 where one of them is constant."""
+    a, b, aa, bb, ab = sums / n
+    spread = (aa - a**2) * (bb - b**2)
+    return float((ab - a * b) / math.sqrt(spread)) if spread > 1e-30 else 0.0
 
 
 def _turns(batch: DumpBatch, row: np.ndarray) -> np.ndarray:

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
+from verl_rollout_corr.diagnosis.rows import likely
 from verl_rollout_corr.diagnosis.sample import Sample
-from verl_rollout_corr.diagnosis.size import likely
 
 MISSING = 20.0
 """What |l| counts as where a log-prob is no number: the bound of every exponent."""

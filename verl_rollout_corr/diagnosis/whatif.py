@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from verl_rollout_corr.api import correct
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.configuration.presets import load_preset
-from verl_rollout_corr.diagnosis.size import corrected, group_names, padded_parts
+from verl_rollout_corr.diagnosis.rows import group_names, padded_parts
 from verl_rollout_corr.dumps.reader import DumpBatch, open_dump
 from verl_rollout_corr.dumps.schema import NORMAL, DumpError
 from verl_rollout_corr.errors import ConfigError
@@ -33,6 +34,19 @@ WORST = 50
 
 # Weights are in [0, e^20]: 64 steps per factor e, one of them around 1, and one bin for 0.
 _EDGES = np.exp((np.arange(-21 * 64, 20 * 64 + 1) + 0.5) / 64)
+
+
+def corrected(batch: DumpBatch, config: RolloutCorrConfig) -> Correction:
+    """`correct` on the rows of a batch."""
+    return correct(
+        torch.from_numpy(batch.padded(batch.train)),
+        torch.from_numpy(batch.padded(batch.rollout)),
+        torch.from_numpy(batch.padded(batch.mask)),
+        config,
+        advantages=None if batch.advantages is None else torch.from_numpy(batch.padded(batch.advantages)),
+        group_ids=group_names(batch) if config.min_group_kept is not None else None,
+        staleness=torch.from_numpy(batch.lag.astype(np.int64)),
+    )
 
 
 @dataclass(frozen=True)

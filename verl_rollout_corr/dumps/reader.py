@@ -6,7 +6,7 @@ be read by as many processes as there are: what `diagnosis` sums up adds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ MAX_ROWS = 1 << 20
 """Rows in one row group at most."""
 MAX_BYTES = 1 << 28
 """Uncompressed bytes of one column of one row group at most."""
+OPTIONAL = ("response_ids", "advantages", "weights", "keep", "rejected_by")
+"""Columns that a reader may leave out; together they are most of a file."""
 MAX_UPDATE = 1 << 27
 """Positions of an update that is read as a whole, at most."""
 MAX_TEXT = 1 << 12
@@ -120,13 +122,16 @@ class Dump:
     bytes: int
     runs: int
 
-    def batches(self, *, whole_updates: bool = False) -> Iterator[DumpBatch]:
+    def batches(self, *, whole_updates: bool = False, without: Collection[str] = ()) -> Iterator[DumpBatch]:
         """Every row, in batches of one row group, or of one file (an update) where the whole update is needed.
 
-        Raises DumpError for what cannot be a dump.
+        without: columns of `OPTIONAL` that need not be read; a batch is as if the dump had none. Raises DumpError for
+        what cannot be a dump.
         """
+        if unknown := set(without) - set(OPTIONAL):
+            raise ValueError(f"{sorted(unknown)[0]} has to be read: only {', '.join(OPTIONAL)} may be left out")
         for file in self.files:
-            parts = _read(file)
+            parts = _read(file, without)
             if not whole_updates:
                 yield from parts
             elif collected := _within_limit(parts, file):
@@ -218,14 +223,15 @@ def _check_size(file: Path, group: int, what: str, found: int, limit: int) -> No
         raise DumpError(f"{file}: row group {group} claims {found} {what}, a dump has at most {limit}")
 
 
-def _read(file: Path) -> Iterator[DumpBatch]:
+def _read(file: Path, without: Collection[str] = ()) -> Iterator[DumpBatch]:
+    names = [name for name in ARROW_SCHEMA.names if name not in without]
     with _open(file) as opened:
         facts = _check_footer(opened, file)
         for number in range(opened.metadata.num_row_groups):
             claimed = opened.metadata.row_group(number).num_rows
             where = f"{file}, row group {number},"
             with _reading(where):
-                table = opened.read_row_group(number, columns=ARROW_SCHEMA.names, use_threads=False)
+                table = opened.read_row_group(number, columns=names, use_threads=False)
                 table.validate(full=True)
                 if table.num_rows != claimed:
                     raise DumpError(f"{where} claims {claimed} rows and has {table.num_rows}")
@@ -235,13 +241,13 @@ def _read(file: Path) -> Iterator[DumpBatch]:
 
 def _checked(table: pa.Table, facts: Facts, where: str) -> DumpBatch:
     """The batch of a row group. Raises DumpError for nulls, lengths and words that a dump cannot have."""
-    columns = {name: table.column(name).combine_chunks() for name in ARROW_SCHEMA.names}
+    columns = {name: table.column(name).combine_chunks() for name in table.column_names}
     for column in COLUMNS:
-        if not column.nullable and columns[column.name].null_count:
+        if not column.nullable and column.name in columns and columns[column.name].null_count:
             raise DumpError(f"{where}: {column.name} has missing values")
     lengths = columns["response_mask"].value_lengths().to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    tokens = {name: _tokens(name, columns[name], lengths, where) for name in TOKEN_COLUMNS}
+    tokens = {name: _tokens(name, columns[name], lengths, where) if name in columns else None for name in TOKEN_COLUMNS}
     mask, train, rollout = (tokens[name] for name in ("response_mask", "train_log_probs", "rollout_log_probs"))
     assert mask is not None and train is not None and rollout is not None  # not nullable
     kind = np.array(columns["kind"].to_pylist(), dtype=object)
@@ -254,7 +260,10 @@ def _checked(table: pa.Table, facts: Facts, where: str) -> DumpBatch:
     if tokens["response_ids"] is not None and (tokens["response_ids"] < 0).any():
         raise DumpError(f"{where}: a token id of response_ids is negative")
     _check_texts(columns["uid"], "uid", where)
-    _check_texts(columns["rejected_by"].flatten(), "rejected_by", where)
+    rejected_by: Sequence[Sequence[str]] = [()] * len(lengths)
+    if "rejected_by" in columns:
+        _check_texts(columns["rejected_by"].flatten(), "rejected_by", where)
+        rejected_by = columns["rejected_by"].to_pylist()
     whole = {name: columns[name].to_numpy(zero_copy_only=False) for name in ("step", "row", "group", "lag")}
     return DumpBatch(
         facts=facts,
@@ -263,7 +272,7 @@ def _checked(table: pa.Table, facts: Facts, where: str) -> DumpBatch:
         prompt_length=columns["prompt_length"].fill_null(-1).to_numpy(zero_copy_only=False),
         kind=kind,
         uid=columns["uid"].to_pylist(),
-        rejected_by=columns["rejected_by"].to_pylist(),
+        rejected_by=rejected_by,
         offsets=offsets,
         ids=tokens["response_ids"],
         mask=mask,

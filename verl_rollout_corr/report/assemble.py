@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_rollout_corr.diagnosis.causes import ALARMS
 from verl_rollout_corr.diagnosis.records import Diagnosis, Finding
 from verl_rollout_corr.dumps.reader import Dump, DumpBatch
 from verl_rollout_corr.report.charts import charts_of, effective_size, mean_k3
@@ -110,10 +111,10 @@ def report_of(
 
 
 def level_of(findings: Sequence[Finding]) -> str:
-    """`act` for a finding to act on, `watch` for a weaker one, `ok` for none."""
-    if any(finding.confidence >= ACT for finding in findings):
+    """`act` for a cause to act on, `watch` for a weaker one or a warning, `ok` for none but numerical precision."""
+    if any(finding.cause in ALARMS and finding.confidence >= ACT for finding in findings):
         return "act"
-    return "watch" if findings else "ok"
+    return "watch" if any(finding.cause != "low_precision" for finding in findings) else "ok"
 
 
 def _counted(number: int, noun: str) -> str:

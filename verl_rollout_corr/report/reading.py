@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 from verl_rollout_corr.diagnosis import diagnose as dumps
+from verl_rollout_corr.diagnosis.gathering import Gathered, Progress, Spread
 from verl_rollout_corr.diagnosis.records import Diagnosis
-from verl_rollout_corr.diagnosis.sample import CAPACITY, Reservoir
-from verl_rollout_corr.diagnosis.size import Measured
 from verl_rollout_corr.dumps.reader import Dump, open_dump
 from verl_rollout_corr.dumps.schema import DumpError
 from verl_rollout_corr.errors import InputError
@@ -19,9 +18,6 @@ from verl_rollout_corr.report.page import Report, Table
 COMPARED = ("metrics_only", "k3_rs", "k3_rs_token_is", "token_is", "token_icepop", "geo_rs", "seq_is", "trm", "kpop")
 """The presets of a report's table."""
 
-Progress = Callable[[int, int], None]
-"""Called with rows read and rows in all."""
-
 
 def is_dump(source: Path) -> bool:
     """Whether a path holds Parquet, and not the log of a run. Raises InputError for a path that is not there."""
@@ -30,26 +26,32 @@ def is_dump(source: Path) -> bool:
     return source.is_dir() or source.suffix == ".parquet" or source.read_bytes()[:4] == b"PAR1"
 
 
-def diagnosis_of(source: Path, progress: Progress) -> Diagnosis:
-    """The diagnosis of a dump, or of a log. Raises InputError or DumpError for what is neither."""
-    if is_dump(source):
-        return dumps.diagnose(source, progress=progress)
+def diagnosis_of(sources: Sequence[Path], progress: Progress, *, spread: Spread | None = None) -> Diagnosis:
+    """The diagnosis of a dump of one or more folders and files, or of one log.
+
+    Raises InputError or DumpError for what is neither.
+    """
+    are_dumps = [is_dump(source) for source in sources]
+    if all(are_dumps):
+        path = sources[0] if len(sources) == 1 else list(sources)
+        return dumps.diagnose(path, spread=spread, progress=progress)
+    if len(sources) > 1:
+        log = sources[are_dumps.index(False)]
+        raise InputError(f"{log} is a log: give one log, or dumps alone")
     from verl_rollout_corr.diagnosis.logs import diagnose_log
 
-    return diagnose_log(source)
+    return diagnose_log(sources[0])
 
 
 def read(source: Path, progress: Progress) -> tuple[Dump, Diagnosis, Evidence]:
     """A dump, its diagnosis and the counts of its charts, from one pass over it."""
     dump = open_dump(source)
-    measured, reservoir, evidence, rows = Measured(), Reservoir(CAPACITY), Evidence(), 0
-    for batch in dump.batches():
-        measured.add(batch)
-        reservoir.add(batch)
-        add_batch(evidence, batch, rows)
-        rows += len(batch)
-        progress(rows, dump.rows)
-    return dump, dumps.explained(source.name, dump, measured, reservoir), evidence
+    whole, evidence = Gathered(), Evidence()
+    for batch in dump.batches(without=("advantages", "rejected_by")):
+        add_batch(evidence, batch, whole.rows)
+        whole.add(batch)
+        progress(whole.rows, dump.rows)
+    return dump, dumps.explained(source.name, dump, whole), evidence
 
 
 def report_from(source: Path, *, title: str, token_text: TokenText | None, progress: Progress) -> Report:
