@@ -160,8 +160,7 @@ def mixture(name: str, seed: int) -> Update:
         update = sampled(bed.top_p(0.9))
         rows, order = np.flatnonzero(rng.random(len(update.lengths)) < 0.3), np.arange(len(update.lengths))
         order[rows] = np.roll(rows, 1)
-        moved = update.rollout_log_probs[order]
-        return put(update, np.where(moved == 0.0, update.rollout_log_probs, moved))
+        return cases.reordered(update, order)
     if name == "top-p .9 and presence penalty .3":
         return sampled(bed.presence(0.3), bed.top_p(0.9))
     if name == "stale part and sentinels":

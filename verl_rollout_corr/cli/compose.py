@@ -56,7 +56,10 @@ def program_of(name: str) -> Program:
 
 def verl_folder() -> Path:
     """Where the verl that Python would import is, without importing it. Raises ConfigError."""
-    spec = importlib.util.find_spec("verl")
+    try:
+        spec = importlib.util.find_spec("verl")
+    except ImportError:
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("verl is not installed here, and what a run would do depends on it. Install it beside this.")
     return Path(next(iter(spec.submodule_search_locations)))

@@ -71,15 +71,26 @@ def causes_of(
             against.extend(part.checked)
         return view.where(left)
 
-    view = take([*gross.missing(everything), gross.padding_in_mask(everything)], everything)
+    # Misplaced rows first: a certain token's 0.0 beside another row's token looks like a log-prob that is missing.
+    usable = np.flatnonzero(everything.usable)
+    moved = gross.misplaced(everything.where(everything.usable))
+    left = np.ones(len(everything), bool)
+    for one in moved:
+        left[usable[one.tokens]] = False
+    take(moved, everything.where(everything.usable))
+    view = everything.where(left)
+    view = take([*gross.missing(view), gross.padding_in_mask(view)], view)
     view = view.where(view.usable)
-    view = take(gross.misplaced(view), view)
     view = take([gross.unrelated(view, len(everything))], view)
     fine, excluded = _fine(view) if len(view) >= 200 else ([], [])
     found.extend(fine)
     against.extend(excluded)
     if steps is not None:
-        _sort([places.by_step(*steps)], found, against)
+        drift = places.by_step(*steps)
+        _sort([drift], found, against)
+        if isinstance(drift, Finding):
+            # Rows of later steps stand apart from those of earlier ones: that is the drift again.
+            found = [one for one in found if one.cause != "stale" or "apart" not in one.values]
     _sort([by_format(everything)], found, against)
     if len(view) >= 50:
         _sort([by_precision(view, [one for one in fine if one.cause in ALARMS])], found, against)

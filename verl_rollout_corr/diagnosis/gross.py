@@ -19,8 +19,9 @@ LEAST = 5
 """So many tokens at least make a pattern."""
 SHIFTS = (-2, -1, 1, 2)
 """By how many tokens one side may be moved."""
-_CLOSER = 0.35  # a neighbour's log-prob has to be so much closer than the token's own
-_MOST_ROWS = 400  # rows that are compared with each other
+_UNLIKE, _ALIKE, _LIKE = 0.5, 0.75, 0.95  # rank correlations of a row: with another's, with its own, and for certain
+_BETTER = 0.1  # what is another's fits so much better
+_MOST_ROWS, _MOST_WIDTH = 400, 256  # rows that are compared with others, and how many tokens of each
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,12 @@ def _repeated(values: np.ndarray, other: np.ndarray, left: np.ndarray) -> float 
         far = left & ~(np.abs(values - other) <= FAR)
     if far.sum() < LEAST:
         return None
-    kinds, counts = np.unique(values[far], return_counts=True)
+    # Rows that share a context have equal log-probs for its tokens, on both sides: one observation.
+    once = np.unique(np.stack([values[far], other[far]]), axis=1)[0]
+    kinds, counts = np.unique(once, return_counts=True)
     most = int(np.argmax(counts))
     value, second = float(kinds[most]), int(np.sort(counts)[-2]) if len(counts) > 1 else 0
-    stands_out = counts[most] >= 0.2 * far.sum() or counts[most] >= 5 * second
+    stands_out = counts[most] >= 0.2 * len(once) or counts[most] >= 5 * second
     if counts[most] < max(LEAST, 0.001 * left.sum()) or not stands_out:
         return None
     if value == 0.0:
@@ -172,7 +175,9 @@ def padding_in_mask(view: View) -> Explained:
     after = np.full(len(view.sample.batch), -1, np.int64)
     np.maximum.at(after, view.row[~both], view.position[~both])
     both &= view.position > after[view.row]
-    if both.sum() < LEAST or _run_length(view, both) < 3:
+    # One or two rows that end in a loop, each token of it certain, look the same.
+    rows = len(np.unique(view.row[both]))
+    if both.sum() < LEAST or _run_length(view, both) < 3 or rows < max(3, 0.05 * len(view.sample.batch)):
         return nothing
     kinds, counts = np.unique(view.ids[both], return_counts=True)
     if counts.max() < 0.9 * both.sum():
@@ -193,52 +198,93 @@ def _grid(view: View, values: np.ndarray) -> np.ndarray:
     return grid
 
 
-def _median(values: np.ndarray) -> np.ndarray:
-    """Of each row; inf where it has fewer than six values."""
-    enough = np.isfinite(values).sum(axis=1) >= 6
-    result = np.full(len(values), np.inf)
-    if enough.any():
-        result[enough] = np.nanmedian(values[enough], axis=1)
+def misplaced(view: View) -> list[Explained]:
+    """Rows whose log-probs belong to the neighbouring token, or to another row.
+
+    Judged by rank correlation along a row: a sampler or a temperature on one side leaves the order of log-probs as it
+    is, and would hide in distances what is moved.
+    """
+    if not len(view):
+        return []
+    train, rollout = _ranks(_grid(view, view.train)), _ranks(_grid(view, view.rollout))
+    own = _correlation(train, rollout)
+    moved = {shift: _correlation(train, _moved(rollout, shift)) for shift in SHIFTS}
+    best = np.max(list(moved.values()), axis=0)
+    off = own < _UNLIKE
+    shifted = (best > _ALIKE) & (best > own + _BETTER)
+    rows = max(int(np.isfinite(own).sum()), 1)
+    swapped = _swapped(view, train, rollout, own, (own < _LIKE) & ~shifted)
+    least = max(2, 0.01 * rows)
+    # Of unrelated rows some resemble another by chance.
+    is_shifted = shifted.sum() >= least
+    is_swapped = swapped.sum() >= max(least, 0.5 * (off & ~shifted).sum())
+    # With one of the two, what fits nowhere, or is too short to tell, is no evidence of anything else.
+    unclear = (off | ~np.isfinite(own)) & ~shifted & ~swapped
+    if shifted.sum() > 0.8 * rows:
+        unclear, is_swapped = ~shifted, False
+    return [
+        _shift(view, moved, own, shifted, unclear) if is_shifted else _nothing(view, "shift", "moved by one or two"),
+        _permutation(view, swapped, unclear) if is_swapped else _nothing(view, "permuted", "against another row"),
+    ]
+
+
+def _nothing(view: View, cause: str, how: str) -> Explained:
+    return Explained(None, np.zeros(len(view), bool), (not_found(cause, f"no row fits better {how}"),))
+
+
+def _shift(
+    view: View, moved: dict[int, np.ndarray], own: np.ndarray, shifted: np.ndarray, unclear: np.ndarray
+) -> Explained:
+    best = np.max(list(moved.values()), axis=0)
+    shift = max(SHIFTS, key=lambda s: int((moved[s][shifted] == best[shifted]).sum()))
+    tokens = (shifted | unclear)[view.row]
+    said = (
+        f"{shifted.sum()} of {len(own)} rows fit when the engine's log-probs are moved by {-shift:+d}: the rank "
+        f"correlation along a row rises from {np.median(own[shifted]):.2f} to {np.median(best[shifted]):.2f}"
+    )
+    return Explained(finding("shift", _share(view, tokens), 1.0, (said,), {"shift": -shift}), tokens)
+
+
+def _permutation(view: View, swapped: np.ndarray, unclear: np.ndarray) -> Explained:
+    tokens = (swapped | unclear)[view.row]
+    said = f"{swapped.sum()} of {len(swapped)} rows have the log-probs of another row of their step"
+    values = {"fraction": float(swapped.mean())}
+    return Explained(finding("permuted", _share(view, tokens), 1.0, (said,), values), tokens)
+
+
+def _ranks(grid: np.ndarray) -> np.ndarray:
+    """The rank of each value within its row, equal values sharing theirs; NaN stays."""
+    result = np.full(grid.shape, np.nan)
+    for row, values in enumerate(grid):
+        inside = ~np.isnan(values)
+        _, inverse, counts = np.unique(values[inside], return_inverse=True, return_counts=True)
+        result[row, inside] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return result
 
 
-def misplaced(view: View) -> list[Explained]:
-    """Rows whose log-probs belong to the neighbouring token, or to another row."""
-    nothing = np.zeros(len(view), bool)
-    if not len(view):
-        return []
-    train, rollout = _grid(view, view.train), _grid(view, view.rollout)
-    own = _median(np.abs(train - rollout))
-    distances = {shift: _median(np.abs(train - _moved(rollout, shift))) for shift in SHIFTS}
-    best = np.min(list(distances.values()), axis=0)
-    off = np.isfinite(own) & (own > 0.1)
-    shifted = off & (best < _CLOSER * own)
-    least = max(2, 0.01 * np.isfinite(own).sum())
-    swapped = _swapped(view, train, rollout, own, off & ~shifted)
-    # With one of the two, what is far off and fits nowhere, or is too short to tell, is no evidence of anything else.
-    unclear = (off | ~np.isfinite(own)) & ~shifted & ~swapped
-    if shifted.sum() > 0.8 * np.isfinite(own).sum():
-        unclear, swapped = ~shifted, swapped & False
-    found: list[Explained] = []
-    if shifted.sum() >= least:
-        shift = max(SHIFTS, key=lambda s: int((distances[s][shifted] == best[shifted]).sum()))
-        tokens = (shifted | unclear)[view.row]
-        evidence = (
-            f"{shifted.sum()} of {len(own)} rows fit when the engine's log-probs are moved by {-shift:+d}: the median "
-            f"of |l| falls from {np.median(own[shifted]):.3g} to {np.median(best[shifted]):.3g}",
-        )
-        found.append(Explained(finding("shift", _share(view, tokens), 1.0, evidence, {"shift": -shift}), tokens))
-    else:
-        found.append(Explained(None, nothing, (not_found("shift", "no row fits better when moved by one or two"),)))
-    # Of unrelated rows some resemble another by chance.
-    if swapped.sum() >= max(least, 0.5 * (off & ~shifted).sum()):
-        tokens = (swapped | unclear)[view.row]
-        evidence = (f"{swapped.sum()} of {len(own)} rows have the log-probs of another row of their step",)
-        share = float(swapped.mean())
-        found.append(Explained(finding("permuted", _share(view, tokens), 1.0, evidence, {"fraction": share}), tokens))
-    else:
-        found.append(Explained(None, nothing, (not_found("permuted", "no row has the log-probs of another one"),)))
-    return found
+def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(rows,) of each row of a with the same row of b, where both have a value; NaN for fewer than eight, or none."""
+    both = ~(np.isnan(a) | np.isnan(b))
+    count = both.sum(axis=1)
+    x, y = np.where(both, a, 0.0), np.where(both, b, 0.0)
+    return _pearson(count, x.sum(1), y.sum(1), (x * x).sum(1), (y * y).sum(1), (x * y).sum(1), least=8)
+
+
+def _between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """(rows of a, rows of b) the same between any two rows; NaN for fewer than twelve values."""
+    in_a, in_b = (~np.isnan(a)).astype(float), (~np.isnan(b)).astype(float)
+    x, y = np.nan_to_num(a), np.nan_to_num(b)
+    sums = (in_a @ in_b.T, x @ in_b.T, in_a @ y.T, (x * x) @ in_b.T, in_a @ (y * y).T, x @ y.T)
+    return _pearson(*sums, least=12)
+
+
+def _pearson(
+    n: np.ndarray, x: np.ndarray, y: np.ndarray, xx: np.ndarray, yy: np.ndarray, xy: np.ndarray, *, least: int
+) -> np.ndarray:
+    n = np.maximum(n, 1)
+    spread = (xx / n - (x / n) ** 2) * (yy / n - (y / n) ** 2)
+    told = (n >= least) & (spread > 1e-9)
+    return np.where(told, (xy / n - x * y / n**2) / np.sqrt(np.where(told, spread, 1.0)), np.nan)
 
 
 def _moved(values: np.ndarray, shift: int) -> np.ndarray:
@@ -252,15 +298,17 @@ def _moved(values: np.ndarray, shift: int) -> np.ndarray:
 
 
 def _swapped(view: View, train: np.ndarray, rollout: np.ndarray, own: np.ndarray, off: np.ndarray) -> np.ndarray:
-    """(rows,) bool: rows whose engine's log-probs are far from their own tokens and close to those of another row of
-    the step.
+    """(rows,) bool: those of `off` whose engine's log-probs are more in the order of another row of the step than in
+    that of their own tokens. A row that starts as its neighbour does is partly like its own.
     """
-    result = np.zeros(len(own), bool)
+    result = np.zeros(len(off), bool)
     steps = view.sample.batch.step
-    for row in np.flatnonzero(off)[:_MOST_ROWS]:
-        same = np.flatnonzero((steps == steps[row]) & (np.arange(len(own)) != row))[:_MOST_ROWS]
-        gaps = _median(np.abs(rollout[row][None, :128] - train[same][:, :128]))
-        result[row] = gaps.min(initial=np.inf) < _CLOSER * own[row]
+    for step in np.unique(steps[off]):
+        rows, candidates = np.flatnonzero(off & (steps == step))[:_MOST_ROWS], np.flatnonzero(steps == step)
+        found = _between(rollout[rows][:, :_MOST_WIDTH], train[candidates[: 4 * _MOST_ROWS]][:, :_MOST_WIDTH])
+        found[rows[:, None] == candidates[None, : 4 * _MOST_ROWS]] = np.nan
+        closest = np.nan_to_num(found, nan=-1.0).max(axis=1, initial=-1.0)
+        result[rows] = (closest > _ALIKE) & (closest > own[rows] + _BETTER)
     return result
 
 
@@ -273,7 +321,10 @@ def unrelated(view: View, total: int) -> Explained:
     correlation = float(np.corrcoef(view.train, view.rollout)[0, 1]) if spread > 0 else 1.0
     rms = float(np.sqrt((view.log_ratio**2).mean()))
     evidence = f"the log-probs correlate by {correlation:.3f}, l is {rms:.3g} in the root mean square"
-    if correlation < 0.6 and rms > 0.1 and (view.log_ratio**2).mean() > 0.5 * spread:
+    variances = sorted((view.train.var(), view.rollout.var()))
+    # Weights that were never loaded give every token nearly the same probability, whatever that correlates with.
+    unlike = correlation < 0.6 or variances[0] < 0.05 * variances[1]
+    if unlike and rms > 0.1 and (view.log_ratio**2).mean() > 0.5 * spread:
         everything = np.ones(len(view), bool)
         return Explained(finding("not_loaded", 1.0, 0.95, (evidence,), {"correlation": correlation}), everything)
     return Explained(None, nothing, (not_found("not_loaded", evidence),))

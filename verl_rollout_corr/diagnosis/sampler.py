@@ -261,6 +261,8 @@ def _is_vocabulary(view: View, *, constant: bool) -> tuple[bool, tuple[str, ...]
     model_size, tokenizer_size = tokenizer.get("model_size"), tokenizer.get("tokenizer_size")
     if isinstance(model_size, int) and isinstance(tokenizer_size, int) and model_size > tokenizer_size:
         return True, (f"the model has {model_size} ids and the tokenizer {tokenizer_size}",)
+    if (offset := _same_offset(view)) is not None:
+        return True, (f"l is {offset:.4f} for tokens that the engine is certain of, and hardly varies among them",)
     # Precision does not make it: where the trainer leaves .002 to other tokens, they are some 6 nats behind, not 16.
     certain = float(((view.rollout == 0.0) & (view.train < -0.002)).mean())
     if certain > 0.002:
@@ -276,3 +278,14 @@ def _is_vocabulary(view: View, *, constant: bool) -> tuple[bool, tuple[str, ...]
         if impossible > 1e-3:
             return True, (f"{impossible:.2%} of the tokens are less likely than what was left out",)
     return False, ("what was left out fits behind the sampled tokens",)
+
+
+def _same_offset(view: View) -> float | None:
+    """The mean of l of the tokens that the engine is certain of, if it is the same for all: what a truncation leaves
+    out differs wherever one token is nearly certain. None if it varies, or if there is no such token.
+    """
+    values = view.log_ratio[view.rollout > -0.005]
+    if len(values) < 30:
+        return None
+    mean = float(values.mean())
+    return mean if mean < -4e-4 and float(values.std()) < 0.25 * -mean else None
