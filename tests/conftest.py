@@ -1,6 +1,7 @@
 """What every test shares: how hard hypothesis tries, and how many processes run the tests.
 
-`HYPOTHESIS_PROFILE=slow` runs thousands of examples per property (and ten times the seeded batches of tests/oracle).
+`HYPOTHESIS_PROFILE=slow` runs thousands of examples per property, and twenty times the seeded batches of tests/oracle
+and tests/kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # the oracle is imported by name, and importlib mode adds no path
 
-for profile, examples in (("default", 150), ("slow", 3000)):
+for profile, examples in (("default", 60), ("slow", 3000)):
     settings.register_profile(
         profile, max_examples=examples, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
     )
