@@ -44,8 +44,13 @@ class Question:
         return len(self.offsets) - 1
 
     def empty(self, dtype: torch.dtype) -> Tensor:
-        """Memory for an answer, without values in it."""
-        return torch.empty(self.mask.shape, dtype=dtype)
+        """Memory for an answer, without values in it.
+
+        NumPy asks the kernel for large pages, torch does not: the first touch of each small one costs more than all
+        that is written there.
+        """
+        count = self.mask.numel()
+        return torch.from_numpy(np.empty(count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(self.mask.shape)
 
     def answer(self, values: Tensor) -> Tensor:
         """An answer in the layout of the question."""

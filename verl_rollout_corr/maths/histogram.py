@@ -8,8 +8,11 @@ float64: a bin is read off its bits, and every implementation finds the same one
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
+from operator import add
 
 import torch
 from torch import Tensor
@@ -50,27 +53,42 @@ def quantile(counts: Sequence[int], percent: int) -> float:
 
     0 in the centre, which is |l| < 1.9e-6; -32 and 32 stand for everything beyond them; 0 over nothing.
     """
-    return _quantile([(-math.inf, -math.inf), *_ends()], counts, percent)
+    return _quantile(_ENDS, _cumulated(tuple(counts)), percent)
 
 
 def abs_quantile(counts: Sequence[int], percent: int) -> float:
     """The same of |l|, which is +inf where pi_train gives no probability."""
-    folded = [counts[CENTRE]] + [counts[CENTRE - reached] + counts[CENTRE + reached] for reached in range(1, SIDE + 2)]
-    return _quantile([*_ends()[CENTRE - 1 :], (math.inf, math.inf)], [*folded, counts[0]], percent)
+    return _quantile(_ABS_ENDS, _folded(tuple(counts)), percent)
 
 
-@lru_cache(maxsize=1)
 def _ends() -> tuple[tuple[float, float], ...]:
     """Both ends of every bin but that of -inf, from below."""
     above = [(edge(reached), edge(min(reached + 1, SIDE + 1))) for reached in range(1, SIDE + 2)]
     return (*((-far, -near) for near, far in reversed(above)), (0.0, 0.0), *above)
 
 
-def _quantile(ends: Sequence[tuple[float, float]], counts: Sequence[int], percent: int) -> float:
+_ENDS = ((-math.inf, -math.inf), *_ends())
+_ABS_ENDS = (*_ends()[CENTRE - 1 :], (math.inf, math.inf))
+
+
+@lru_cache(maxsize=1)
+def _cumulated(counts: tuple[int, ...]) -> list[int]:
+    """Up to each bin from below: several quantiles of the same batch are asked for in turn."""
+    return list(accumulate(counts))
+
+
+@lru_cache(maxsize=1)
+def _folded(counts: tuple[int, ...]) -> list[int]:
+    """The same by |l|, -inf behind everything."""
+    below, above = counts[CENTRE - 1 : 0 : -1], counts[CENTRE + 1 :]
+    return list(accumulate((counts[CENTRE], *map(add, below, above), counts[0])))
+
+
+def _quantile(ends: Sequence[tuple[float, float]], up_to: list[int], percent: int) -> float:
+    if not up_to[-1]:
+        return 0.0
     # In whole numbers: a rounded 0.99 * n would choose another bin in a batch than in the same batch twice.
-    wanted, before = percent * sum(counts), 0
-    for (low, high), count in zip(ends, counts, strict=True):
-        if count and 100 * (before + count) >= wanted:
-            return low if low == high else low + (high - low) * (wanted - 100 * before) / (100 * count)
-        before += count
-    return 0.0
+    wanted = percent * up_to[-1]
+    at = bisect_left(up_to, -(-wanted // 100))
+    (low, high), before = ends[at], up_to[at - 1] if at else 0
+    return low if low == high else low + (high - low) * (wanted - 100 * before) / (100 * (up_to[at] - before))

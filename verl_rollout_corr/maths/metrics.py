@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from verl_rollout_corr.maths import sum_table as s
 from verl_rollout_corr.maths.histogram import abs_quantile, quantile
-from verl_rollout_corr.maths.sum_table import Family, Sum, named
+from verl_rollout_corr.maths.sum_table import Family, Layout, Sum, named
 from verl_rollout_corr.maths.sums import Sums
 
 PREFIX = "rollout_corr/"
@@ -52,13 +53,19 @@ def finalize(sums: Sums) -> dict[str, float]:
 
     Law: finalize(a + b) is finalize of the joined batch.
     """
-    host = sums.to_host()
-    return {
-        row.at(label): row.formula(*(host.value(part, label) for part in row.sums))
+    entries = sums.to_host().entries
+    return {name: formula(*[entries[at] for at in places]) for name, formula, places in _plan(sums.layout)}
+
+
+@lru_cache(maxsize=64)
+def _plan(layout: Layout) -> list[tuple[str, Callable[..., float], tuple[int, ...]]]:
+    """Of each metric its name, its formula, and where the entries that it needs stand."""
+    return [
+        (row.at(label), row.formula, tuple(layout.place(part, label) for part in row.sums))
         for row in METRICS
         if row.formula is not None
-        for label in sums.layout.labels(row.family)
-    }
+        for label in layout.labels(row.family)
+    ]
 
 
 def staleness_share(sums: Sums, engine: float | None) -> float:

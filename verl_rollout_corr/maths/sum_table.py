@@ -195,8 +195,18 @@ class Layout:
         """The names of the maxima, likewise."""
         return self._names(Kind.MAXIMUM)
 
+    def place(self, row: Sum, label: str = "") -> int:
+        """Where the entry of a row stands among totals, maxima and the histogram, for one member of its family."""
+        return _places(self)[row.at(label)]
+
     def _names(self, kind: Kind) -> tuple[str, ...]:
         return tuple(row.at(label) for row in self.rows(kind) for label in self.labels(row.family))
+
+
+@lru_cache(maxsize=64)
+def _places(entries: Layout) -> dict[str, int]:
+    """Not kept in the layout, which travels with each process's sums."""
+    return {name: number for number, name in enumerate((*entries.totals, *entries.maxima, LOG_RATIOS.name))}
 
 
 @lru_cache(maxsize=256)

@@ -22,14 +22,19 @@ from verl_rollout_corr.maths.sum_table import LOG_RATIOS, Kind, Layout, Sum, lay
 
 @dataclass(frozen=True)
 class HostSums:
-    """The entries on the host: numbers by name, and the histogram."""
+    """The entries on the host, in the order of the layout: totals, maxima, and the counts of the histogram."""
 
-    numbers: dict[str, float]
-    counts: tuple[int, ...]
+    layout: Layout
+    entries: tuple[Any, ...]
 
     def value(self, row: Sum, label: str = "") -> Any:
         """The entry of a row, for one member of its family: a float, or the counts of a histogram."""
-        return self.counts if row.kind is Kind.COUNTS else self.numbers[row.at(label)]
+        return self.entries[self.layout.place(row, label)]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The totals and maxima by name."""
+        return dict(zip(self.layout.totals + self.layout.maxima, self.entries, strict=False))
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ class Sums:
 
     def to_host(self) -> HostSums:
         """Every entry, with one host copy."""
-        joined = torch.cat([self.totals, self.maxima, self.counts.double()])  # counts below 2^53 stay exact
-        entries = cast("list[float]", cast(Any, joined).tolist())  # torch's stub: unknown
-        names = self.layout.totals + self.layout.maxima
-        return HostSums(dict(zip(names, entries, strict=False)), tuple(int(count) for count in entries[len(names) :]))
+        # Counts below 2^53 stay exact.
+        joined = torch.cat([self.totals, self.maxima, self.counts.double()]).cpu()
+        first = len(self.totals) + len(self.maxima)
+        numbers, counts = (cast(Any, part).tolist() for part in (joined[:first], joined[first:].long()))
+        return HostSums(self.layout, (*numbers, tuple(counts)))
