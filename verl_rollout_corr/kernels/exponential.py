@@ -56,30 +56,41 @@ def ratio(x: float) -> float:
 
 
 @inline
-def of_token(train: float, rollout: float):
+def of_token(train: float, rollout: float, near: bool):
     """l, k3, r, r - 1, pi_train - mu and mu - 1, of valid log-probs; `maths.statistics` says what they mean.
 
-    pi_train - mu is mu (e^l - 1): unlike a difference of two exponentials it does not cancel.
+    `near`: a constant; True promises |l| <= 20, where nothing is clipped. pi_train - mu is mu (e^l - 1): unlike a
+    difference of two exponentials it does not cancel.
     """
     log_ratio = train - rollout
-    possible = log_ratio >= -1e300
-    s, f, g = exp_parts(max(log_ratio, -700.0))  # at most 100.001: log mu is at least -100
-    size = s + s * (f + g)
-    off_one = (s - 1.0) + s * (f + g)
+    s, f, g = exp_parts(log_ratio if near else max(log_ratio, -700.0))  # at most 100.001: log mu is at least -100
+    grown = s * (f + g)
+    size, off_one = s + grown, (s - 1.0) + grown
     # With s = 1 and f = l the bracket is exactly 0.
-    near = s * g + ((s * f + (s - 1.0)) - log_ratio)
+    k3 = s * g + ((s * f + (s - 1.0)) - log_ratio)
+    s, f, g = exp_parts(rollout)
+    grown = s * (f + g)
+    probability, off_certain = s + grown, (s - 1.0) + grown
+    if near:
+        return log_ratio, k3, size, off_one, probability * off_one, off_certain
+    possible = log_ratio >= -1e300
     ratio_ = min(max(size, _LOW), _HIGH) if possible else 0.0
     bounded = min(max(off_one, _OFF_LOW), _OFF_HIGH) if possible else -1.0
-    k3 = near if abs(log_ratio) <= 20.0 else bounded - log_ratio
-    s, f, g = exp_parts(rollout)
-    off_certain = (s - 1.0) + s * (f + g)
-    difference = (s + s * (f + g)) * (off_one if possible else -1.0)
-    return log_ratio, k3, ratio_, bounded, difference, off_certain
+    k3 = k3 if abs(log_ratio) <= 20.0 else bounded - log_ratio
+    return log_ratio, k3, ratio_, bounded, probability * (off_one if possible else -1.0), off_certain
 
 
-# log((1 + s) / (1 - s)) / s - 2, in powers of s^2, for |s| <= 0.172
+# log((1 + s) / (1 - s)) / s - 2, in powers of s^2, for |s| <= 0.21
 _A1, _A2, _A3, _A4, _A5, _A6, _A7, _A8, _A9, _A10 = (2.0 / (2 * k + 1) for k in range(1, 11))
-_LN2 = math.log(2)
+LN2 = math.log(2)
+
+
+@inline
+def log_beyond(s: float) -> float:
+    """The b of log((1 + s) / (1 - s)) = s (2 + b), for |s| <= 0.21."""
+    s2 = s * s
+    high = _A6 + s2 * (_A7 + s2 * (_A8 + s2 * (_A9 + s2 * _A10)))
+    return s2 * (_A1 + s2 * (_A2 + s2 * (_A3 + s2 * (_A4 + s2 * (_A5 + s2 * high)))))
 
 
 @inline
@@ -91,7 +102,4 @@ def log1p(x: float) -> float:
     scale = float_of((1023 - exponent) << 52)
     off = x if exponent == 0 else y * scale - 1.0
     s = off / (2.0 + off)
-    s2 = s * s
-    high = _A6 + s2 * (_A7 + s2 * (_A8 + s2 * (_A9 + s2 * _A10)))
-    series = s2 * (_A1 + s2 * (_A2 + s2 * (_A3 + s2 * (_A4 + s2 * (_A5 + s2 * high)))))
-    return exponent * _LN2 + (2.0 * s + s * series)
+    return exponent * LN2 + (2.0 * s + s * log_beyond(s))

@@ -76,22 +76,26 @@ def judge_tokens(work, totals, settings, first, count):
 def keep_statistic(work, totals, settings, first, count):
     """A criterion of the batch: its statistic goes into a buffer, and is judged when all of it is there.
 
-    What may not leave is NaN in the buffer; it counts in the mean if it has a statistic at all.
+    What may not leave is NaN in the buffer; it counts in the mean if it has a statistic at all. Behind the sums of a
+    criterion: sum and number of what stays anyway, and of what may leave.
     """
     slot, may_slot, buffer = get_int(settings, m.S_SLOT), get_int(settings, m.S_MAY), get_int(settings, m.S_BUFFER)
-    fixed, fixed_n = 0.0, 0
-    at = first
+    fixed, fixed_n, loose, loose_n = 0.0, 0, 0.0, 0
     for i in range(count):
         statistic = get(work, slot + i)
         may = get_int(work, may_slot + i) != 0
         counted = statistic >= -1e300
-        stays = counted & (not may)
+        stays, leaves = counted & (not may), counted & may
         fixed += statistic if stays else 0.0
         fixed_n += stays
-        put(buffer, at + i, statistic if counted & may else math.nan)
+        loose += statistic if leaves else 0.0
+        loose_n += leaves
+        put(buffer, first + i, statistic if leaves else math.nan)
     out = get_int(settings, m.S_OUT)
     add(totals, out + m.CRITERION_WORDS, fixed)
     add(totals, out + m.CRITERION_WORDS + 1, float(fixed_n))
+    add(totals, out + m.CRITERION_WORDS + 2, loose)
+    add(totals, out + m.CRITERION_WORDS + 3, float(loose_n))
     sum_values(work, totals, get_int(settings, m.S_VALUE), out, count)
 
 

@@ -18,7 +18,6 @@ BLOCK = 512
     LOG_RATIO,
     K3,
     RATIO,
-    OFF_ONE,
     DIFFERENCE,
     WEIGHT,
     SCRATCH,
@@ -32,9 +31,9 @@ BLOCK = 512
     TV_STAT,
     BKL,
     BKL_MU,
-) = (slot * BLOCK for slot in range(19))
-SLOTS = 19
-"""log pi_train, log mu, l, k3, r = exp(clip(l)), r - 1, pi_train - mu, applied weights, anything; int64 0 or 1: kept so
+) = (slot * BLOCK for slot in range(18))
+SLOTS = 18
+"""log pi_train, log mu, l, k3, r = exp(clip(l)), pi_train - mu, applied weights, anything; int64 0 or 1: kept so
 far, may be rejected, 1 always; advantages, prefix weights; statistics that are computed where a criterion asks."""
 
 # work: sums of a block, and then of the row
@@ -70,11 +69,13 @@ _HEAD = ROW_SUMS + SUM_WORDS
     TURN_N,
     TURN_KEPT,
     TURN_NUMBER,
-) = (_HEAD + word for word in range(21))
+    FAR,
+) = (_HEAD + word for word in range(22))
 """Found by stages: invalid tokens of the block, whether a unit failed, the weight of a unit, the next run, whether the
 mask is broken, the row's lag, which sides of it vary, its first log-probs. Kept by the walk: elements before the row,
-addresses of its answer, tokens kept, tokens before the block, tokens and pieces in it, the turn so far."""
-PIECES = _HEAD + 21
+addresses of its answer, tokens kept, tokens before the block, tokens and pieces in it, the turn so far. FAR, found by a
+stage: whether a token may be clipped or infinite."""
+PIECES = _HEAD + 22
 """Three words for each run of tokens in the block: position in the row, count, whether its turn ends with it."""
 WORK_WORDS = PIECES + 3 * BLOCK
 """Words of work before the settings."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from verl_rollout_corr.grammar import Agg, Criterion, Level, Metrics, Outside, RolloutCorrConfig, Scope, Weights
+from verl_rollout_corr.grammar import Agg, Criterion, Level, Outside, RolloutCorrConfig, Scope, Weights
 from verl_rollout_corr.kernels import judging, statistics, tokens, weighing
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.machine import Stage
@@ -19,7 +19,7 @@ _WHEN = {None: 0, "negative_advantage": judging.NEGATIVE, "positive_advantage": 
 _WHEN["outward"] = judging.OUTWARD
 _PHASE = {Scope.TURN: m.ON_TURN, Scope.SEQ: m.ON_SEQ}
 _CRITERIA = m.HISTOGRAM + 2 * COUNT
-_CRITERION_STEP = m.CRITERION_WORDS + 2  # for the batch: sum and count of what may not leave
+_CRITERION_STEP = m.CRITERION_WORDS + 4  # for the batch: sum and count of what may not leave, and of what may
 
 
 def criterion_at(index: int) -> int:
@@ -94,8 +94,6 @@ def compiled(config: RolloutCorrConfig, *, float32: bool) -> Program | None:
     program = Program(config, float32)
     if any(str(criterion.stat) not in (*statistics.SLOTS, "lag") for criterion in config.reject):
         return None
-    if config.metrics is Metrics.ALL:
-        program.add(m.ON_BLOCK, tokens.probability_bins)
     program.add(m.ON_BLOCK, tokens.histogram)
     for stat in dict.fromkeys(str(criterion.stat) for criterion in config.reject):
         filling = statistics.SLOTS.get(stat, (0, None))[1]

@@ -16,6 +16,7 @@ from verl_rollout_corr.kernels.machine import (
     inline,
     put,
     put_float32,
+    put_int,
     stage,
 )
 from verl_rollout_corr.kernels.rows import next_run, row_address
@@ -27,8 +28,8 @@ BUCKETS = 2 * _SIDE
 _SHIFT, _FIRST = 49, (1023 - 64) << 3
 
 # A second job: what its stages share. `N`: tokens of valid rows.
-R_JOB, R_BUFFER, R_N, R_BUCKET, R_CUT, R_UNIT, R_MEAN, R_UPPER, R_OUT, R_CUT_ROW = range(10)
-REVISIT_WORDS = 10
+R_JOB, R_BUFFER, R_N, R_BUCKET, R_CUT, R_UNIT, R_MEAN, R_UPPER, R_OUT, R_CUT_ROW, R_DROP = range(11)
+REVISIT_WORDS = 11
 """Words of that job."""
 PER_TOKEN, PER_TURN, PER_ROW = range(3)
 
@@ -43,16 +44,25 @@ def bucket_of(value):
 
 @stage
 def fill_buckets(work, table, revisit, first, last):
-    """Counts and sums of the values in each bucket; NaN is none. `table`: BUCKETS counts, then BUCKETS sums."""
+    """Counts and sums of the values in each bucket; NaN, which is none, in one more. Two of each in turn.
+
+    `table`: BUCKETS + 1 pairs of counts, then of sums: the same bucket twice in a row does not wait for itself.
+    """
     buffer, offsets = get_int(revisit, R_BUFFER), get_int(get_int(revisit, R_JOB), m.J_OFFSETS)
+    sums = 2 * (BUCKETS + 1)
     for row in range(first, last):
-        start = get_int(offsets, row)
-        for i in range(start, start + get_int(get_int(revisit, R_N), row)):
-            value = get(buffer, i)
-            if value == value:
-                bucket = bucket_of(value)
-                bump(table, bucket, 1)
-                add(table, BUCKETS + bucket, value)
+        at = get_int(offsets, row)
+        end = at + get_int(get_int(revisit, R_N), row)
+        while at < end:
+            count = min(m.BLOCK, end - at)
+            for i in range(count):
+                value = get(buffer, at + i)
+                put_int(work, m.SCRATCH + i, 2 * (bucket_of(value) if value == value else BUCKETS) + (i & 1))
+            for i in range(count):
+                place = get_int(work, m.SCRATCH + i)
+                bump(table, place, 1)
+                add(table, sums + place, get(buffer, at + i))
+            at += count
 
 
 @stage
@@ -62,19 +72,19 @@ def collect_bucket(work, table, revisit, first, last):
     address, wanted = get_int(table, 0), get_int(revisit, R_BUCKET)
     found = 0
     for row in range(first, last):
-        start = get_int(offsets, row)
-        for i in range(start, start + get_int(get_int(revisit, R_N), row)):
-            value = get(buffer, i)
-            if value == value and (wanted < 0 or bucket_of(value) == wanted):
-                put(address, found, value)
-                found += 1
-
-
-@inline
-def leaves(revisit, value, ties):
-    """Whether a value is above the cut, or one of the first `ties` on it."""
-    cut = get(revisit, R_CUT)
-    return (value > cut) | ((value == cut) & (ties > 0))
+        at = get_int(offsets, row)
+        end = at + get_int(get_int(revisit, R_N), row)
+        while at < end:
+            count, some = min(64, end - at), wanted < 0
+            for i in range(at, at + count):
+                some |= bucket_of(get(buffer, i)) == wanted
+            if some:
+                for i in range(at, at + count):
+                    value = get(buffer, i)
+                    if value == value and (wanted < 0 or bucket_of(value) == wanted):
+                        put(address, found, value)
+                        found += 1
+            at += count
 
 
 @inline
@@ -88,39 +98,53 @@ def is_kept(job, start, position):
     return kept
 
 
+@inline
+def leave_tie(table, job, row, start, position):
+    """Takes a value that equals the cut out of keep."""
+    size = get_int(job, m.J_KEEP_BYTES)
+    bump(table, 0, -1)
+    bump(table, 1, 1)
+    if is_kept(job, start, position):
+        clear(get_int(job, m.J_KEEP) + (start + position) * size, size)
+        bump(get_int(job, m.J_ROW_KEPT), row, -1)
+
+
 @stage
 def cut_row(work, table, revisit, row, unused):
     """Clears keep where values leave, in a row of which some do. `table`: ties that leave; tokens; touched rows."""
-    job = get_int(revisit, R_JOB)
+    job, cut = get_int(revisit, R_JOB), get(revisit, R_CUT)
     start = get_int(get_int(job, m.J_OFFSETS), row)
     length = get_int(get_int(job, m.J_OFFSETS), row + 1) - start
-    mask, size = row_address(job, m.J_MASK, row, start), get_int(job, m.J_KEEP_BYTES)
+    mask, keep = row_address(job, m.J_MASK, row, start), get_int(job, m.J_KEEP)
     value_at, position = get_int(revisit, R_BUFFER) + 8 * start, 0
     while next_run(work, job, mask, position, length):
-        position = get_int(work, m.RUN_END)
-        for at in range(get_int(work, m.RUN_START), position):
-            value = get(value_at, 0)
-            value_at += 8
-            if leaves(revisit, value, get_int(table, 0)):
-                if value == get(revisit, R_CUT):
-                    bump(table, 0, -1)
-                bump(table, 1, 1)
-                if is_kept(job, start, at):
-                    clear(get_int(job, m.J_KEEP) + (start + at) * size, size)
-                    bump(get_int(job, m.J_ROW_KEPT), row, -1)
+        first, position = get_int(work, m.RUN_START), get_int(work, m.RUN_END)
+        count = position - first
+        address = keep + (start + first) * get_int(job, m.J_KEEP_BYTES)
+        put(work, m.SCRATCH, cut)
+        call(get_int(revisit, R_DROP), work, value_at, address, 0, count)
+        bump(table, 1, get_int(work, m.SCRATCH + 1))
+        bump(get_int(job, m.J_ROW_KEPT), row, -get_int(work, m.SCRATCH + 2))
+        if get_int(table, 0) > 0:
+            for i in range(count):
+                if (get(value_at, i) == cut) & (get_int(table, 0) > 0):
+                    leave_tie(table, job, row, start, first + i)
+        value_at += 8 * count
     bump(table, 2, 1)
 
 
 @stage
 def cut(work, table, revisit, first, last):
     """Takes the values above the cut out of keep."""
-    buffer, job = get_int(revisit, R_BUFFER), get_int(revisit, R_JOB)
+    buffer, job, cut = get_int(revisit, R_BUFFER), get_int(revisit, R_JOB), get(revisit, R_CUT)
     for row in range(first, last):
         start = get_int(get_int(job, m.J_OFFSETS), row)
-        some = 0
+        above, equal = 0, 0
         for i in range(start, start + get_int(get_int(revisit, R_N), row)):
-            some += leaves(revisit, get(buffer, i), get_int(table, 0))
-        if some > 0:
+            value = get(buffer, i)
+            above += value > cut
+            equal += value == cut
+        if (above > 0) | ((equal > 0) & (get_int(table, 0) > 0)):
             call(get_int(revisit, R_CUT_ROW), work, table, revisit, row, 0)
 
 

@@ -71,8 +71,9 @@ class Run:
             array.ctypes.data for array in (self.row_n, self.row_kept, self.row_invalid)
         ]
         job[m.J_STAGES], job[m.J_STAGE_COUNT] = self.stages.ctypes.data, len(self.stages)
-        job[m.J_CHECK], job[m.J_MISMATCH] = tokens.check.address, tokens.mismatch.address
-        job[m.J_BINS] = program.config.metrics is Metrics.ALL
+        job[m.J_BINS] = bins = program.config.metrics is Metrics.ALL
+        job[m.J_CHECK] = tokens.check.address
+        job[m.J_MISMATCH] = (tokens.mismatch_in_bins if bins else tokens.mismatch).address
         job[m.J_TURNS], job[m.J_JUDGES_TOKENS] = program.turns, program.judges_tokens
         job[m.J_REJECT_INVALID] = program.config.invalid is Invalid.REJECT
         job[m.J_SUM_WORDS], job[m.J_SAVED] = program.sum_words, m.WORK_WORDS + m.WORDS * len(self.stages)

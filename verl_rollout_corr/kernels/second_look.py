@@ -3,11 +3,13 @@
 # pyright: basic
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from verl_rollout_corr.grammar import LEVELS, Scope
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels import revisit
+from verl_rollout_corr.kernels import revisit, tensors
 from verl_rollout_corr.kernels.program import criterion_at, weights_at
 from verl_rollout_corr.kernels.run import Run
 
@@ -51,15 +53,18 @@ class SecondLook:
         """The largest values leave, until the mean of the rest fits. Buckets, and one of them sorted, say which."""
         run, out = self.run, criterion_at(index)
         limit = run.program.limit_of(index)
-        fixed_sum, fixed_n = run.sums[:, out + m.CRITERION_WORDS : out + m.CRITERION_WORDS + 2].sum(axis=0)
+        behind = out + m.CRITERION_WORDS
+        fixed_sum, fixed_n, loose, loose_n = run.sums[:, behind : behind + 4].sum(axis=0)
+        if not loose_n or _fits(fixed_sum + loose, fixed_n + loose_n, limit):
+            return
         job, chunks = self._job(buffer), len(run.sums)
-        table = np.zeros((chunks, 2 * revisit.BUCKETS))
+        table = np.zeros((chunks, 2, revisit.BUCKETS + 1, 2))
         run.for_each_chunk(revisit.fill_buckets.entry(), table, job)
-        by_chunk = table.view(np.int64)[:, : revisit.BUCKETS]
-        counts, sums = by_chunk.sum(axis=0), table[:, revisit.BUCKETS :].sum(axis=0)
+        by_chunk = table.view(np.int64)[:, 0, : revisit.BUCKETS].sum(axis=2)
+        counts, sums = by_chunk.sum(axis=0), table[:, 1, : revisit.BUCKETS].sum(axis=(0, 2))
         up_to = np.concatenate([[0.0], np.cumsum(sums)]) + fixed_sum, np.concatenate([[0], np.cumsum(counts)]) + fixed_n
         fitting = np.flatnonzero(_fits(*up_to, limit))
-        if not counts.any() or (len(fitting) and up_to[1][fitting[-1]] == up_to[1][-1]):
+        if len(fitting) and up_to[1][fitting[-1]] == up_to[1][-1]:
             return
         # The mean falls and then rises as larger values join: what fits is one range, whose end lies behind the last
         # boundary that fits. Without one, the range may lie inside a bucket.
@@ -84,6 +89,7 @@ class SecondLook:
         cells = np.zeros((chunks, 3), dtype=np.int64)
         cells[:, 0] = np.clip(leaving_ties - before, 0, ties)
         job.view(np.float64)[revisit.R_CUT], job[revisit.R_CUT_ROW] = cut, revisit.cut_row.address
+        job[revisit.R_DROP] = tensors.DROP[run.keep.dtype.itemsize].address
         run.for_each_chunk(revisit.cut.entry(), cells, job)
         run.sums[:, out + m.TOKENS] += cells[:, 1]
         run.sums[:, out + m.FAILED_SEQS] += cells[:, 2]
@@ -118,5 +124,5 @@ class SecondLook:
         run.for_each_chunk(revisit.rescale.entry(), run.sums, job)
 
 
-def _fits(total: np.ndarray, count: np.ndarray, limit: float) -> np.ndarray:
+def _fits(total: Any, count: Any, limit: float) -> Any:
     return total / np.maximum(count, 1) <= limit

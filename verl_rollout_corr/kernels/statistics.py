@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels.exponential import exp_parts, log1p
-from verl_rollout_corr.kernels.machine import Stage, get, inline, put, stage
+from verl_rollout_corr.kernels.exponential import LN2, exp_parts, log1p, log_beyond, of_token
+from verl_rollout_corr.kernels.machine import Stage, bits_of, float_of, get, get_int, inline, put, stage
 
 _COMPLEMENT_FLOOR = 2.0**-24
 
@@ -22,7 +22,7 @@ def k2(work, totals, settings, first, count):
 def absolute(work, totals, settings, first, count):
     """|r - 1|."""
     for i in range(count):
-        put(work, m.ABS + i, abs(get(work, m.OFF_ONE + i)))
+        put(work, m.ABS + i, abs(of_token(get(work, m.TRAIN + i), get(work, m.ROLLOUT + i), False)[3]))
 
 
 @stage
@@ -65,9 +65,54 @@ def certain(log: float):
     return s + s * (f + g), -off
 
 
+@inline
+def divergences(log_ratio: float, k3: float, difference: float, q: float, exact_not_q: float):
+    """Both Bernoulli divergences, (p || q) and (q || p), from what `of_token` gives, where it clips nothing.
+
+    With phi(x) = x e^x - e^x + 1 as in the definition: q phi(-l) r = q k3 and q phi(l) = q (l (r - 1) - k3), and the
+    same of the complements, for which one logarithm serves both directions.
+    """
+    exact_not_p = exact_not_q - difference
+    not_p, not_q = max(exact_not_p, _COMPLEMENT_FLOOR), max(exact_not_q, _COMPLEMENT_FLOOR)
+    floored = (exact_not_p < not_p) | (exact_not_q < not_q)
+    gap = not_p - not_q if floored else -difference
+    exponent = (bits_of(not_p) - bits_of(not_q) + (1 << 51)) >> 52
+    scaled = not_p * float_of((1023 - exponent) << 52)
+    s = (gap if exponent == 0 else scaled - not_q) / (scaled + not_q)
+    beyond = log_beyond(s)
+    log = exponent * LN2 + (2.0 * s + s * beyond)
+    excess = s * (gap - not_q * beyond) if exponent == 0 else gap - not_q * log
+    added = gap + difference if floored else 0.0
+    taken = q * k3
+    return (q * (log_ratio * (log_ratio + k3)) - taken) + (gap * log - excess) + added, taken + excess - added
+
+
+@inline
+def plain(work, count):
+    """Whether no log-prob of the block is clipped, infinite or above 0."""
+    above = False
+    for i in range(count):
+        above |= (get(work, m.TRAIN + i) > 0.0) | (get(work, m.ROLLOUT + i) > 0.0)
+    return (not above) & (get_int(work, m.FAR) == 0)
+
+
+@inline
+def block_divergences(work, i):
+    """Both divergences of a token of the block."""
+    s, f, g = exp_parts(get(work, m.ROLLOUT + i))
+    grown = s * (f + g)
+    log_ratio, k3, difference = get(work, m.LOG_RATIO + i), get(work, m.K3 + i), get(work, m.DIFFERENCE + i)
+    return divergences(log_ratio, k3, difference, s + grown, -((s - 1.0) + grown))
+
+
 @stage
 def bkl(work, totals, settings, first, count):
     """The larger of the Bernoulli divergences of both directions."""
+    if plain(work, count):
+        for i in range(count):
+            forward, backward = block_divergences(work, i)
+            put(work, m.BKL + i, max(forward, backward))
+        return
     for i in range(count):
         train, rollout = min(get(work, m.TRAIN + i), 0.0), min(get(work, m.ROLLOUT + i), 0.0)
         p, not_p = certain(train)
@@ -79,6 +124,10 @@ def bkl(work, totals, settings, first, count):
 @stage
 def bkl_mu(work, totals, settings, first, count):
     """The Bernoulli divergence from mu to pi_train."""
+    if plain(work, count):
+        for i in range(count):
+            put(work, m.BKL_MU + i, block_divergences(work, i)[1])
+        return
     for i in range(count):
         train, rollout = min(get(work, m.TRAIN + i), 0.0), min(get(work, m.ROLLOUT + i), 0.0)
         p, not_p = certain(train)

@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+from functools import cache
 from types import FunctionType
 
 import torch
@@ -57,6 +58,21 @@ def _store_keep(work, totals, settings, first, count):
         write(settings, i, totals if get_int(work, m.KEEP + first + i) != 0 else 0)
 
 
+def _drop(work, totals, settings, first, count):
+    """Clears keep, at the address `settings`, where the float64 values at `totals` are above the word SCRATCH.
+
+    Into the words behind it: how many are above, and how many of them were kept.
+    """
+    cut, above, left = get(work, m.SCRATCH), 0, 0
+    for i in range(count):
+        kept, leaves = read(settings, i), get(totals, i) > cut
+        above += leaves
+        left += leaves & (kept != 0)
+        write(settings, i, 0 if leaves else kept)
+    put_int(work, m.SCRATCH + 1, above)
+    put_int(work, m.SCRATCH + 2, left)
+
+
 def _variant(template, suffix: str, **names) -> Stage:
     """The template with another `read` or `write`. As a closure, it would get a new key in numba's cache each time."""
     function = FunctionType(template.__code__, {**template.__globals__, **names}, template.__name__ + suffix)
@@ -82,11 +98,11 @@ def _widening(suffix: str) -> Stage:
     return _variant(_widen, suffix, read=getattr(machine, f"get{suffix}"))
 
 
-def _by_width(template, kind: str) -> dict[int, Stage]:
+def _by_width(template) -> dict[int, Stage]:
+    """The template for items of each width."""
     suffixes = {1: "_int8", 2: "_int16", 4: "_int32", 8: "_int"}
-    action = "read" if kind == "get" else "write"
     return {
-        width: _variant(template, suffix, **{action: getattr(machine, kind + suffix)})
+        width: _variant(template, suffix, read=getattr(machine, "get" + suffix), write=getattr(machine, "put" + suffix))
         for width, suffix in suffixes.items()
     }
 
@@ -99,13 +115,17 @@ WIDEN: dict[torch.dtype, Stage] = {
 }
 """Reads log-probs of a dtype into a slot, by (work, -, address, slot, count)."""
 
-NEXT_RUN: dict[int, Stage] = _by_width(_next_run, "get")
+NEXT_RUN: dict[int, Stage] = _by_width(_next_run)
 """Finds the next run of a mask, by the bytes of its items: (work, bits of 1, address, from, positions)."""
 
-STORE_KEEP: dict[int, Stage] = _by_width(_store_keep, "put")
+STORE_KEEP: dict[int, Stage] = _by_width(_store_keep)
 """Writes KEEP by the bytes of the items: (work, bits of 1, address, from, count)."""
 
+DROP: dict[int, Stage] = _by_width(_drop)
+"""Clears keep where values are above a cut, by the bytes of the items: (work, values, address, -, count)."""
 
+
+@cache
 def bits_of_one(dtype: torch.dtype) -> int:
     """What 1 looks like in memory."""
     unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]

@@ -7,7 +7,19 @@ import math
 
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.exponential import of_token
-from verl_rollout_corr.kernels.machine import add, bits_of, get, get_int, larger, put, put_int, stage, sums
+from verl_rollout_corr.kernels.machine import (
+    add,
+    bits_of,
+    get,
+    get_int,
+    inline,
+    inline_sums,
+    larger,
+    put,
+    put_int,
+    stage,
+    sums,
+)
 from verl_rollout_corr.maths.bins import PROBABILITY
 from verl_rollout_corr.maths.collection import SUSPICIOUS_LOG_PROB
 from verl_rollout_corr.maths.histogram import _FIRST, _SHIFT, CENTRE, SIDE
@@ -24,53 +36,90 @@ def reached_from(edge: float) -> float:
     return x
 
 
+_NEAR = -19.9
+"""Log-probs from here up to 1e-3 have a log-ratio that is not clipped."""
+
 _FREQUENT = reached_from(0.5)
-_EDGES = (-1e300, *(reached_from(edge) for edge in PROBABILITY.edges), 1e300)
-_E0, _E1, _E2, _E3, _E4, _E5 = _EDGES
+_E1, _E2, _E3, _E4 = (reached_from(edge) for edge in PROBABILITY.edges)
 
 
 @stage
 def check(work, totals, settings, first, count):
-    """Finds invalid log-probs, NaN among them, suspicious zeros, and whether the row is one constant so far."""
-    invalid, zero_rollout, zero_train, other_rollout, other_train = 0, 0, 0, 0, 0
-    first_train, first_rollout = get(work, m.FIRST_TRAIN), get(work, m.FIRST_ROLLOUT)
+    """Finds invalid log-probs, NaN among them, small ones, suspicious zeros, and whether the row is one constant."""
+    # Yes or no, which costs less than counting: what is rare is looked at again.
+    invalid, far, suspicious = False, False, False
     for i in range(count):
         train, rollout = get(work, m.TRAIN + i), get(work, m.ROLLOUT + i)
-        fine = (train <= LOG_PROB_SLACK) & (rollout <= LOG_PROB_SLACK) & (rollout >= LEAST_ROLLOUT_LOG_PROB)
-        invalid += not fine
-        zero_rollout += (rollout == 0.0) & (train < SUSPICIOUS_LOG_PROB)
-        zero_train += (train == 0.0) & (rollout < SUSPICIOUS_LOG_PROB)
-        other_rollout += rollout != first_rollout
-        other_train += train != first_train
-    put_int(work, m.INVALID, invalid)
-    put(totals, m.ZERO_ROLLOUT, get(totals, m.ZERO_ROLLOUT) + zero_rollout)
-    put(totals, m.ZERO_TRAIN, get(totals, m.ZERO_TRAIN) + zero_train)
+        invalid |= not ((train <= LOG_PROB_SLACK) & (rollout <= LOG_PROB_SLACK))
+        far |= (train < _NEAR) | (rollout < _NEAR)
+        suspicious |= (rollout == 0.0) & (train < SUSPICIOUS_LOG_PROB)
+        suspicious |= (train == 0.0) & (rollout < SUSPICIOUS_LOG_PROB)
+    if far:
+        for i in range(count):
+            invalid |= get(work, m.ROLLOUT + i) < LEAST_ROLLOUT_LOG_PROB
+    if suspicious:
+        for i in range(count):
+            train, rollout = get(work, m.TRAIN + i), get(work, m.ROLLOUT + i)
+            add(totals, m.ZERO_ROLLOUT, 1.0 if (rollout == 0.0) & (train < SUSPICIOUS_LOG_PROB) else 0.0)
+            add(totals, m.ZERO_TRAIN, 1.0 if (train == 0.0) & (rollout < SUSPICIOUS_LOG_PROB) else 0.0)
+    put_int(work, m.INVALID, 1 if invalid else 0)
+    put_int(work, m.FAR, 1 if far else 0)
+    varies = get_int(work, m.CONSTANT)
+    if varies == 3:
+        return
     # 1: the engine's log-probs differ; 2: the trainer's do.
-    put_int(work, m.CONSTANT, get_int(work, m.CONSTANT) | (other_rollout > 0) | (2 * (other_train > 0)))
+    first_train, first_rollout = get(work, m.FIRST_TRAIN), get(work, m.FIRST_ROLLOUT)
+    other_rollout, other_train = False, False
+    for i in range(count):
+        other_rollout |= get(work, m.ROLLOUT + i) != first_rollout
+        other_train |= get(work, m.TRAIN + i) != first_train
+    put_int(work, m.CONSTANT, varies | (1 if other_rollout else 0) | (2 if other_train else 0))
 
 
 @sums
 def mismatch(work, totals, settings, first, count):
     """The statistics of each token, and their sums over the block."""
+    if get_int(work, m.FAR) == 0:
+        sum_mismatch(work, totals, count, True, False)
+    else:
+        sum_mismatch(work, totals, count, False, False)
+
+
+@sums
+def mismatch_in_bins(work, totals, settings, first, count):
+    """The same, and the sums of each bin of mu, of which those of the block follow."""
+    if get_int(work, m.FAR) == 0:
+        sum_mismatch(work, totals, count, True, True)
+        sum_bins(work, totals, count, True)
+    else:
+        sum_mismatch(work, totals, count, False, True)
+        sum_bins(work, totals, count, False)
+
+
+@inline_sums
+def sum_mismatch(work, totals, count, near, binned):
+    """`near`: a constant; True promises that no log-ratio is clipped or infinite. `binned`: bins give the other sums.
+
+    Registers are what is scarce: a slot that nobody reads, or a sum that something else gives, would cost a tenth.
+    """
     finite, frequent = 0, 0
     sum_l, sum_abs, sum_k3, sum_tv, sum_off, sum_square, sum_rollout = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     rare_p, rare_q, frequent_p, frequent_q, pp, qq, pq = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     tv_max = get(totals, m.TV_MAX)
     for i in range(count):
         train, rollout = get(work, m.TRAIN + i), get(work, m.ROLLOUT + i)
-        log_ratio, k3, ratio, off_one, difference, off_certain = of_token(train, rollout)
+        log_ratio, k3, ratio, off_one, difference, off_certain = of_token(train, rollout, near)
         put(work, m.LOG_RATIO + i, log_ratio)
         put(work, m.K3 + i, k3)
         put(work, m.RATIO + i, ratio)
-        put(work, m.OFF_ONE + i, off_one)
         put(work, m.DIFFERENCE + i, difference)
-        possible = log_ratio >= -1e300
-        finite += possible
-        sum_l += log_ratio if possible else 0.0
-        sum_abs += abs(log_ratio) if possible else 0.0
-        sum_k3 += k3 if possible else 0.0
+        possible = near | (log_ratio >= -1e300)
         sum_rollout += rollout if possible else 0.0
-        sum_tv += abs(difference)
+        if not binned:
+            finite += possible
+            sum_l += log_ratio if possible else 0.0
+            sum_k3 += k3 if possible else 0.0
+            sum_tv += abs(difference)
         tv_max = larger(tv_max, abs(difference))
         sum_off += abs(off_one)
         sum_square += ratio * ratio
@@ -88,7 +137,7 @@ def mismatch(work, totals, settings, first, count):
     put(totals, m.TV_MAX, tv_max)
     b = m.BLOCK_SUMS
     put(work, b + m.N, float(count))
-    put(work, b + m.FINITE, float(finite))
+    put(work, b + m.FINITE, float(count) if near else float(finite))
     put(work, b + m.L, sum_l)
     put(work, b + m.ABS_L, sum_abs)
     put(work, b + m.K3_SUM, sum_k3)
@@ -106,31 +155,65 @@ def mismatch(work, totals, settings, first, count):
     add(totals, m.MOMENTS + 7, pq)
 
 
-@sums
-def probability_bins(work, totals, settings, first, count):
-    """Sums of the tokens of each bin of mu. Five passes over slots in the cache: 30 sums do not fit into registers."""
-    low = _E0
-    for label in range(5):
-        high = _E1 if label == 0 else _E2 if label == 1 else _E3 if label == 2 else _E4 if label == 3 else _E5
-        n, finite, sum_l, sum_abs, sum_k3, sum_tv = 0, 0, 0.0, 0.0, 0.0, 0.0
-        for i in range(count):
-            rollout, log_ratio = get(work, m.ROLLOUT + i), get(work, m.LOG_RATIO + i)
-            inside = (rollout >= low) & (rollout < high)
-            counted = inside & (log_ratio >= -1e300)
-            n += inside
-            finite += counted
-            sum_l += log_ratio if counted else 0.0
-            sum_abs += abs(log_ratio) if counted else 0.0
-            sum_k3 += get(work, m.K3 + i) if counted else 0.0
-            sum_tv += abs(get(work, m.DIFFERENCE + i)) if inside else 0.0
-        at = m.PROBABILITY_SUMS + label * m.BIN_WORDS
-        add(totals, at + m.N, float(n))
-        add(totals, at + m.FINITE, float(finite))
-        add(totals, at + m.L, sum_l)
-        add(totals, at + m.ABS_L, sum_abs)
-        add(totals, at + m.K3_SUM, sum_k3)
-        add(totals, at + m.TV, sum_tv)
-        low = high
+@inline_sums
+def sum_bins(work, totals, count, near):
+    """Sums of the tokens of each bin of mu, and of all bins. `near`: a constant; True promises that l is finite.
+
+    One pass, and one name for each sum, since only so they stay in registers.
+    """
+    n0, n1, n2, n3, n4 = 0, 0, 0, 0, 0
+    f0, f1, f2, f3, f4 = 0, 0, 0, 0, 0
+    l0, l1, l2, l3, l4 = 0.0, 0.0, 0.0, 0.0, 0.0
+    a0, a1, a2, a3, a4 = 0.0, 0.0, 0.0, 0.0, 0.0
+    k0, k1, k2, k3, k4 = 0.0, 0.0, 0.0, 0.0, 0.0
+    t0, t1, t2, t3, t4 = 0.0, 0.0, 0.0, 0.0, 0.0
+    for i in range(count):
+        rollout, log_ratio = get(work, m.ROLLOUT + i), get(work, m.LOG_RATIO + i)
+        kl, tv, size = get(work, m.K3 + i), abs(get(work, m.DIFFERENCE + i)), abs(log_ratio)
+        from1, from2, from3, from4 = rollout >= _E1, rollout >= _E2, rollout >= _E3, rollout >= _E4
+        in0, in1, in2 = rollout < _E1, from1 & (rollout < _E2), from2 & (rollout < _E3)
+        in3, in4 = from3 & (rollout < _E4), from4
+        n0, n1, n2, n3, n4 = n0 + in0, n1 + in1, n2 + in2, n3 + in3, n4 + in4
+        t0, t1, t2 = t0 + (tv if in0 else 0.0), t1 + (tv if in1 else 0.0), t2 + (tv if in2 else 0.0)
+        t3, t4 = t3 + (tv if in3 else 0.0), t4 + (tv if in4 else 0.0)
+        if not near:
+            possible = log_ratio >= -1e300
+            in0, in1, in2, in3, in4 = in0 & possible, in1 & possible, in2 & possible, in3 & possible, in4 & possible
+            f0, f1, f2, f3, f4 = f0 + in0, f1 + in1, f2 + in2, f3 + in3, f4 + in4
+        l0, l1, l2 = (
+            l0 + (log_ratio if in0 else 0.0),
+            l1 + (log_ratio if in1 else 0.0),
+            l2 + (log_ratio if in2 else 0.0),
+        )
+        l3, l4 = l3 + (log_ratio if in3 else 0.0), l4 + (log_ratio if in4 else 0.0)
+        a0, a1, a2 = a0 + (size if in0 else 0.0), a1 + (size if in1 else 0.0), a2 + (size if in2 else 0.0)
+        a3, a4 = a3 + (size if in3 else 0.0), a4 + (size if in4 else 0.0)
+        k0, k1, k2 = k0 + (kl if in0 else 0.0), k1 + (kl if in1 else 0.0), k2 + (kl if in2 else 0.0)
+        k3, k4 = k3 + (kl if in3 else 0.0), k4 + (kl if in4 else 0.0)
+    if near:
+        f0, f1, f2, f3, f4 = n0, n1, n2, n3, n4
+    put(work, m.BLOCK_SUMS + m.FINITE, 0.0)
+    add_bin(work, totals, m.PROBABILITY_SUMS, n0, f0, l0, a0, k0, t0)
+    add_bin(work, totals, m.PROBABILITY_SUMS + m.BIN_WORDS, n1, f1, l1, a1, k1, t1)
+    add_bin(work, totals, m.PROBABILITY_SUMS + 2 * m.BIN_WORDS, n2, f2, l2, a2, k2, t2)
+    add_bin(work, totals, m.PROBABILITY_SUMS + 3 * m.BIN_WORDS, n3, f3, l3, a3, k3, t3)
+    add_bin(work, totals, m.PROBABILITY_SUMS + 4 * m.BIN_WORDS, n4, f4, l4, a4, k4, t4)
+
+
+@inline
+def add_bin(work, totals, at, n, finite, sum_l, sum_abs, sum_k3, sum_tv):
+    """Adds a bin's sums of the block to those of the bin and, but for the count, to those of the block."""
+    add(totals, at + m.N, float(n))
+    add(totals, at + m.FINITE, float(finite))
+    add(totals, at + m.L, sum_l)
+    add(totals, at + m.ABS_L, sum_abs)
+    add(totals, at + m.K3_SUM, sum_k3)
+    add(totals, at + m.TV, sum_tv)
+    add(work, m.BLOCK_SUMS + m.FINITE, float(finite))
+    add(work, m.BLOCK_SUMS + m.L, sum_l)
+    add(work, m.BLOCK_SUMS + m.ABS_L, sum_abs)
+    add(work, m.BLOCK_SUMS + m.K3_SUM, sum_k3)
+    add(work, m.BLOCK_SUMS + m.TV, sum_tv)
 
 
 @stage
