@@ -13,6 +13,7 @@ from torch import Tensor
 from verl_rollout_corr.errors import InputError
 from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.kernels import tensors
+from verl_rollout_corr.kernels.allocation import aligned
 from verl_rollout_corr.maths import inputs
 from verl_rollout_corr.maths.scopes import row_offsets
 
@@ -44,13 +45,8 @@ class Question:
         return len(self.offsets) - 1
 
     def empty(self, dtype: torch.dtype) -> Tensor:
-        """Memory for an answer, without values in it.
-
-        NumPy asks the kernel for large pages, torch does not: the first touch of each small one costs more than all
-        that is written there.
-        """
-        count = self.mask.numel()
-        return torch.from_numpy(np.empty(count * dtype.itemsize, dtype=np.uint8)).view(dtype).view(self.mask.shape)
+        """Memory for an answer, without values in it."""
+        return torch.from_numpy(aligned(self.mask.numel() * dtype.itemsize)).view(dtype).view(self.mask.shape)
 
     def answer(self, values: Tensor) -> Tensor:
         """An answer in the layout of the question."""

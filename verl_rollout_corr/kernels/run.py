@@ -16,6 +16,7 @@ from torch import Tensor
 from verl_rollout_corr.grammar import Invalid, Metrics
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels import rows, tensors, tokens
+from verl_rollout_corr.kernels.allocation import aligned
 from verl_rollout_corr.kernels.program import Program
 from verl_rollout_corr.kernels.question import Question
 from verl_rollout_corr.maths import sum_table as s
@@ -86,7 +87,7 @@ class Run:
 
     def _work(self) -> np.ndarray:
         """The scratch of one thread."""
-        work = np.empty(m.WORK_WORDS + self.settings.size + self.program.sum_words)
+        work = aligned(8 * (m.WORK_WORDS + self.settings.size + self.program.sum_words)).view(np.float64)
         work.view(np.int64)[m.KEEP : m.KEEP + m.BLOCK] = 1
         work.view(np.int64)[m.ONES : m.ONES + m.BLOCK] = 1
         work[m.WORK_WORDS : m.WORK_WORDS + self.settings.size] = self.settings.ravel()

@@ -10,6 +10,7 @@ import numpy as np
 from verl_rollout_corr.grammar import LEVELS, Scope
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels import revisit, tensors
+from verl_rollout_corr.kernels.allocation import aligned
 from verl_rollout_corr.kernels.program import criterion_at, weights_at
 from verl_rollout_corr.kernels.run import Run
 
@@ -22,14 +23,14 @@ class SecondLook:
     def __init__(self, run: Run) -> None:
         self.run = run
         tokens = int(run.question.offsets[-1])
-        self.of_criteria = [np.empty(tokens) for _ in run.program.batch]
+        self.of_criteria = [aligned(8 * tokens).view(np.float64) for _ in run.program.batch]
         for (_, stage), buffer in zip(run.program.batch, self.of_criteria, strict=True):
             run.settings.view(np.int64)[stage, m.S_BUFFER] = buffer.ctypes.data
         weights = run.program.config.weights
         self.of_weights: np.ndarray | None = None
         if weights is not None and weights.normalize is not None:
             per_row = LEVELS[weights.level].unit is Scope.SEQ
-            self.of_weights = np.empty(run.question.rows if per_row else tokens)
+            self.of_weights = aligned(8 * (run.question.rows if per_row else tokens)).view(np.float64)
             run.settings.view(np.int64)[run.program.weight_stage, m.S_BUFFER] = self.of_weights.ctypes.data
 
     def take(self) -> None:

@@ -46,34 +46,48 @@ _E1, _E2, _E3, _E4 = (reached_from(edge) for edge in PROBABILITY.edges)
 @stage
 def check(work, totals, settings, first, count):
     """Finds invalid log-probs, NaN among them, small ones, suspicious zeros, and whether the row is one constant."""
-    # Yes or no, which costs less than counting: what is rare is looked at again.
-    invalid, far, suspicious = False, False, False
+    unusual = 0
     for i in range(count):
         train, rollout = get(work, m.TRAIN + i), get(work, m.ROLLOUT + i)
-        invalid |= not ((train <= LOG_PROB_SLACK) & (rollout <= LOG_PROB_SLACK))
-        far |= (train < _NEAR) | (rollout < _NEAR)
-        suspicious |= (rollout == 0.0) & (train < SUSPICIOUS_LOG_PROB)
-        suspicious |= (train == 0.0) & (rollout < SUSPICIOUS_LOG_PROB)
-    if far:
-        for i in range(count):
-            invalid |= get(work, m.ROLLOUT + i) < LEAST_ROLLOUT_LOG_PROB
-    if suspicious:
-        for i in range(count):
-            train, rollout = get(work, m.TRAIN + i), get(work, m.ROLLOUT + i)
-            add(totals, m.ZERO_ROLLOUT, 1.0 if (rollout == 0.0) & (train < SUSPICIOUS_LOG_PROB) else 0.0)
-            add(totals, m.ZERO_TRAIN, 1.0 if (train == 0.0) & (rollout < SUSPICIOUS_LOG_PROB) else 0.0)
-    put_int(work, m.INVALID, 1 if invalid else 0)
-    put_int(work, m.FAR, 1 if far else 0)
-    varies = get_int(work, m.CONSTANT)
-    if varies == 3:
-        return
-    # 1: the engine's log-probs differ; 2: the trainer's do.
+        # Of NaN, the first choice keeps the engine's and the second the trainer's.
+        above = train if train > rollout else rollout
+        below = rollout if rollout < train else train
+        usual = (above <= LOG_PROB_SLACK) & (below >= _NEAR)
+        unusual |= (not usual) | ((above == 0.0) & (below < SUSPICIOUS_LOG_PROB))
+    put_int(work, m.INVALID, 0)
+    put_int(work, m.FAR, 0)
+    if unusual != 0:
+        check_unusual(work, totals, count)
+    if get_int(work, m.CONSTANT) != 3:
+        check_constant(work, count)
+
+
+@inline
+def check_unusual(work, totals, count):
+    """What is unusual in a block: few of them need this second look."""
+    invalid, far, zero_rollout, zero_train = 0, 0, 0, 0
+    for i in range(count):
+        train, rollout = get(work, m.TRAIN + i), get(work, m.ROLLOUT + i)
+        fine = (train <= LOG_PROB_SLACK) & (rollout <= LOG_PROB_SLACK) & (rollout >= LEAST_ROLLOUT_LOG_PROB)
+        invalid += not fine
+        far += (train < _NEAR) | (rollout < _NEAR)
+        zero_rollout += (rollout == 0.0) & (train < SUSPICIOUS_LOG_PROB)
+        zero_train += (train == 0.0) & (rollout < SUSPICIOUS_LOG_PROB)
+    put_int(work, m.INVALID, invalid)
+    put_int(work, m.FAR, far)
+    add(totals, m.ZERO_ROLLOUT, float(zero_rollout))
+    add(totals, m.ZERO_TRAIN, float(zero_train))
+
+
+@inline
+def check_constant(work, count):
+    """Whether the row's log-probs differ from its first, up to this block. 1: the engine's do; 2: the trainer's."""
     first_train, first_rollout = get(work, m.FIRST_TRAIN), get(work, m.FIRST_ROLLOUT)
-    other_rollout, other_train = False, False
+    other_rollout, other_train = 0, 0
     for i in range(count):
         other_rollout |= get(work, m.ROLLOUT + i) != first_rollout
         other_train |= get(work, m.TRAIN + i) != first_train
-    put_int(work, m.CONSTANT, varies | (1 if other_rollout else 0) | (2 if other_train else 0))
+    put_int(work, m.CONSTANT, get_int(work, m.CONSTANT) | other_rollout | (2 * other_train))
 
 
 @sums
