@@ -187,7 +187,9 @@ def memory(size: tuple[int, int]) -> str:
 
 _WHO = ["ours", "definition", "verl"]
 _FIRST = """
+import sys
 import time
+from pathlib import Path
 import torch
 from verl_rollout_corr import correct, parse
 config = parse({"weights": {"level": "token", "upper": 2.0}, "reject": {"seq_mean_k3": {"upper": 0.01}}})
@@ -195,6 +197,8 @@ train = -torch.rand(8, 64)
 start = time.perf_counter()
 import numba
 imported = time.perf_counter()
+from verl_rollout_corr.kernels import objects
+objects._directories = lambda: [Path(sys.argv[1])]  # not those in which an earlier process left kernels
 correct(train, train, torch.ones(8, 64), config)
 print(imported - start, time.perf_counter() - imported)
 """
@@ -205,9 +209,8 @@ def first_calls() -> str:
     rows = []
     with tempfile.TemporaryDirectory() as cache:
         for label in ("after the installation", "in a new process, cached"):
-            command = [sys.executable, "-c", _FIRST]
-            environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            command = [sys.executable, "-c", _FIRST, cache]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
             rows.append([label, *(f"{float(seconds):.2f}" for seconds in done.stdout.split())])
             print(rows[-1], flush=True)
     return table("First call", "process", rows, ["import numba, s", "first correct, s"])
@@ -223,11 +226,25 @@ def machine() -> str:
     )
 
 
+_SIZES = [(256, 1024), (1024, 1024), (1024, 4096), (1024, 8192), (4096, 8192), (8192, 16384), (16384, 16384)]
+
+PARTS: dict[str, Callable[[], str]] = {
+    "sizes": lambda: by_size(_SIZES, 5),
+    "configurations": lambda: by_config((1024, 8192), 5),
+    "lengths": lambda: by_length([(1024, 8192), (2048, 16384)], 5),
+    "threads": lambda: by_threads((1024, 8192), 5),
+    "memory": lambda: memory((1024, 8192)),
+    "first": first_calls,
+}
+"""The tables of the page."""
+
+
 def main() -> None:
     """Measures, prints, and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of torch, and of ours")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only these tables; may be given several times")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     introduction = machine()
@@ -236,24 +253,17 @@ def main() -> None:
         by_size([(256, 1024), (256, 4096)], 3)
         by_config((256, 4096), 3)
         return
-    parts = [
-        by_size(
-            [(256, 1024), (1024, 1024), (1024, 4096), (1024, 8192), (4096, 8192), (8192, 16384), (16384, 16384)], 5
-        ),
-        by_config((1024, 8192), 5),
-        by_length([(1024, 8192), (2048, 16384)], 5),
-        by_threads((1024, 8192), 5),
-        memory((1024, 8192)),
-        first_calls(),
-    ]
-    write(introduction + "\n" + "\n".join(parts))
+    for part in options.part or PARTS:
+        write(f"{PARTS[part]()}\n{introduction}", part)
 
 
-def write(tables: str) -> None:
-    """Between the two comments of the page."""
+def write(tables: str, part: str) -> None:
+    """Between the two comments of a part of the page."""
     page = PAGE.read_text()
-    begin, end = "<!-- measured -->", "<!-- end of what was measured -->"
-    pattern = re.compile(re.escape(begin) + ".*" + re.escape(end), re.DOTALL)
+    begin, end = f"<!-- measured: {part} -->", f"<!-- end of {part} -->"
+    if begin not in page or end not in page:
+        raise SystemExit(f"{PAGE.name} has no place for {part}: write {begin} and {end} where it belongs")
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
     PAGE.write_text(pattern.sub(lambda _: f"{begin}\n{tables}{end}", page))
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from verl_rollout_corr.kernels.choice import digest_sums
 from verl_rollout_corr.maths.scopes import row_offsets
 
 _WRAP = 1 << 64
@@ -71,6 +72,10 @@ def row_digests(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None)
     if mask.is_nested:
         return _of_jagged(rows, mask.contiguous(), keep.contiguous(), None if values is None else values.contiguous())
     factors = _of_positions(torch.arange(mask.shape[1], device=mask.device))
+    offsets = torch.arange(len(mask) + 1) * mask.shape[1]
+    found = digest_sums(mask, keep, values, offsets, factors)
+    if found is not None:
+        return _of_rows(rows) * found
     sums = [
         (_content(mask[part], keep[part], None if values is None else values[part]) * factors).sum(dim=1)
         for part in _blocks([mask.shape[1]] * len(mask))
@@ -83,6 +88,9 @@ def _of_jagged(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None) 
     lengths, starts = offsets.diff(), offsets.tolist()
     flat = None if values is None else values.values()
     factors = _of_positions(torch.arange(max(lengths.tolist(), default=0)))
+    found = digest_sums(mask.values(), keep.values(), flat, offsets, factors)
+    if found is not None:
+        return _of_rows(rows) * found
     sums = torch.zeros_like(lengths)
     for part in _blocks(lengths.tolist()):
         row_of = torch.repeat_interleave(torch.arange(part.start, part.stop), lengths[part])

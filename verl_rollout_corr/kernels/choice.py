@@ -62,6 +62,19 @@ def correct(
     return correction.correct(train_log_probs, rollout_log_probs, response_mask, config, **optional)
 
 
+def digest_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: Tensor, factors: Tensor) -> Tensor | None:
+    """`digests.row_sums`, or None where torch has to do it."""
+    if mask.device.type != "cpu" or chosen().twin is None:
+        return None
+    from verl_rollout_corr.kernels.digests import row_sums
+
+    try:
+        return row_sums(mask, keep, values, offsets, factors)
+    except Exception as error:
+        _give_up(error)
+        return None
+
+
 @lru_cache(maxsize=1)
 def chosen() -> Choice:
     """The choice, which imports numba if it is there. Raises InputError if the environment asks for what is not."""

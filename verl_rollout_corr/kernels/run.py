@@ -1,13 +1,9 @@
-"""One correction on its way: what its kernels share, and the threads that take chunks of rows through them."""
+"""One correction on its way: what its kernels share, and how chunks of rows go through them."""
 
 # pyright: basic
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,10 +15,8 @@ from verl_rollout_corr.kernels import rows, tensors, tokens
 from verl_rollout_corr.kernels.allocation import aligned
 from verl_rollout_corr.kernels.program import Program
 from verl_rollout_corr.kernels.question import Question
+from verl_rollout_corr.kernels.threads import chunk_bounds, in_turn
 from verl_rollout_corr.maths import sum_table as s
-
-_CHUNK_TOKENS, _CHUNKS = 1 << 15, 128
-"""A chunk has at least so many tokens, and there are at most about so many chunks, whatever the number of threads."""
 
 
 class Run:
@@ -96,20 +90,13 @@ class Run:
 
     def for_each_chunk(self, kernel: Callable[..., None], cells: np.ndarray, job: np.ndarray) -> None:
         """Threads take chunks in turn, each with its row of `cells`; what one gives does not depend on who took it."""
-        numbers = itertools.count()  # next() on it is atomic
-        chunks = len(self.bounds) - 1
         base, shared, step = cells.ctypes.data, job.ctypes.data, cells.strides[0]
 
-        def take() -> None:
-            work = self._work().ctypes.data
-            while (number := next(numbers)) < chunks:
-                kernel(work, base + number * step, shared, int(self.bounds[number]), int(self.bounds[number + 1]))
+        def take(number: int, work: np.ndarray) -> None:
+            rows = int(self.bounds[number]), int(self.bounds[number + 1])
+            kernel(work.ctypes.data, base + number * step, shared, *rows)
 
-        count = min(torch.get_num_threads(), chunks)
-        helpers = [_pool(os.getpid()).submit(take) for _ in range(count - 1)] if count > 1 else []
-        take()
-        for helper in helpers:
-            helper.result()
+        in_turn(len(self.bounds) - 1, take, self._work)
 
     def _nan_advantages(self) -> bool:
         if self.program.nan_stage < 0:
@@ -137,17 +124,3 @@ def _describe(job: np.ndarray, at: int, tensor: Tensor, read: int) -> None:
     item = tensor.dtype.itemsize
     padded = tensor.dim() == 2
     job[at : at + m.TENSOR_WORDS] = tensor.data_ptr(), tensor.stride(0) * item if padded else 0, item, padded, read
-
-
-def chunk_bounds(offsets: np.ndarray) -> np.ndarray:
-    """(chunks + 1,) the row where each chunk begins, of about as many tokens each."""
-    total = int(offsets[-1])
-    target = max(_CHUNK_TOKENS, -(-total // _CHUNKS))
-    wanted = np.arange(0, total, target)
-    return np.unique(np.append(np.searchsorted(offsets, wanted, side="left"), len(offsets) - 1))
-
-
-@lru_cache(maxsize=1)
-def _pool(process: int) -> ThreadPoolExecutor:
-    """Threads that wait; another process, forked from this one, gets its own."""
-    return ThreadPoolExecutor(max_workers=64, thread_name_prefix="rollout_corr")

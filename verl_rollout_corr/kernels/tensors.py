@@ -98,7 +98,7 @@ def _widening(suffix: str) -> Stage:
     return _variant(_widen, suffix, read=getattr(machine, f"get{suffix}"))
 
 
-def _by_width(template) -> dict[int, Stage]:
+def by_width(template) -> dict[int, Stage]:
     """The template for items of each width."""
     suffixes = {1: "_int8", 2: "_int16", 4: "_int32", 8: "_int"}
     return {
@@ -115,13 +115,13 @@ WIDEN: dict[torch.dtype, Stage] = {
 }
 """Reads log-probs of a dtype into a slot, by (work, -, address, slot, count)."""
 
-NEXT_RUN: dict[int, Stage] = _by_width(_next_run)
+NEXT_RUN: dict[int, Stage] = by_width(_next_run)
 """Finds the next run of a mask, by the bytes of its items: (work, bits of 1, address, from, positions)."""
 
-STORE_KEEP: dict[int, Stage] = _by_width(_store_keep)
+STORE_KEEP: dict[int, Stage] = by_width(_store_keep)
 """Writes KEEP by the bytes of the items: (work, bits of 1, address, from, count)."""
 
-DROP: dict[int, Stage] = _by_width(_drop)
+DROP: dict[int, Stage] = by_width(_drop)
 """Clears keep where values are above a cut, by the bytes of the items: (work, values, address, -, count)."""
 
 
