@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,8 +73,8 @@ def row_digests(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None)
     if mask.is_nested:
         return _of_jagged(rows, mask.contiguous(), keep.contiguous(), None if values is None else values.contiguous())
     factors = _of_positions(torch.arange(mask.shape[1], device=mask.device))
-    offsets = torch.arange(len(mask) + 1) * mask.shape[1]
-    found = digest_sums(mask, keep, values, offsets, factors)
+    # Not from a tensor: on another device than the CPU that would wait for it.
+    found = digest_sums(mask, keep, values, np.arange(len(mask) + 1) * mask.shape[1], factors)
     if found is not None:
         return _of_rows(rows) * found
     sums = [
@@ -88,7 +89,7 @@ def _of_jagged(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None) 
     lengths, starts = offsets.diff(), offsets.tolist()
     flat = None if values is None else values.values()
     factors = _of_positions(torch.arange(max(lengths.tolist(), default=0)))
-    found = digest_sums(mask.values(), keep.values(), flat, offsets, factors)
+    found = digest_sums(mask.values(), keep.values(), flat, np.array(starts), factors)
     if found is not None:
         return _of_rows(rows) * found
     sums = torch.zeros_like(lengths)

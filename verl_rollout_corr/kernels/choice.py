@@ -62,7 +62,7 @@ def correct(
     return correction.correct(train_log_probs, rollout_log_probs, response_mask, config, **optional)
 
 
-def digest_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: Tensor, factors: Tensor) -> Tensor | None:
+def digest_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: Any, factors: Tensor) -> Tensor | None:
     """`digests.row_sums`, or None where torch has to do it."""
     if mask.device.type != "cpu" or chosen().twin is None:
         return None

@@ -41,7 +41,7 @@ SUM_ROWS = by_width(_sum_rows)
 """By the bytes of the items of mask and keep: (those bytes, sums, job, first row, last row)."""
 
 
-def row_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: Tensor, factors: Tensor) -> Tensor | None:
+def row_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: np.ndarray, factors: Tensor) -> Tensor | None:
     """(B,) int64, or None for tensors that torch has to read: empty ones, other devices, floats, holes.
 
     `mask` and `keep`: the tokens of all rows, in one piece or padded; whole numbers or bool of one width. `values`:
@@ -54,12 +54,11 @@ def row_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: Tensor,
         return None
     if values is not None and values.dtype != torch.float32:
         return None
-    bounds = offsets.to(torch.int64).numpy()
-    sums = torch.empty(len(bounds) - 1, dtype=torch.int64)
+    sums = torch.empty(len(offsets) - 1, dtype=torch.int64)
     addresses = [mask.data_ptr(), keep.data_ptr(), 0 if values is None else values.data_ptr()]
-    job = np.array([*addresses, factors.data_ptr(), bounds.ctypes.data], dtype=np.int64)
+    job = np.array([*addresses, factors.data_ptr(), offsets.ctypes.data], dtype=np.int64)
     kernel = SUM_ROWS[mask.dtype.itemsize].entry()
-    chunks = chunk_bounds(bounds)
+    chunks = chunk_bounds(offsets)
 
     def take(number: int, _: None) -> None:
         rows = int(chunks[number]), int(chunks[number + 1])
