@@ -37,7 +37,7 @@ from verl_rollout_corr.maths import correction
 
 PRESET = "k3_rs_token_is"
 PARTITION = "train"
-_VERL: Any = {"rollout_is": "token", "rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01, "rollout_is_threshold": 2.0}
+_VERL: Any = {"rollout_is": "token", "rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01}
 
 
 class Clock:
