@@ -39,7 +39,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links to files outside docs/, and bars in the code of a table, which mkdocs reads otherwise than GitHub."""
     home = Path(page.file.abs_src_path).parent
-    known = {Path(file.abs_src_path).resolve(): file.src_uri for file in files if file.abs_src_path}
+    known = {Path(file.abs_src_path).resolve(): file.src_uri for file in files if file.inclusion.is_included()}
 
     def link(match: re.Match[str]) -> str:
         target = (home / match[2]).resolve()

@@ -52,7 +52,9 @@ def test_links_out_of_the_folder_lead_to_the_source() -> None:
         sys.path.remove(str(ROOT / "docs"))
 
     def file(uri: str, path: str) -> SimpleNamespace:
-        return SimpleNamespace(src_uri=uri, abs_src_path=str(ROOT / path))
+        return SimpleNamespace(
+            src_uri=uri, abs_src_path=str(ROOT / path), inclusion=SimpleNamespace(is_included=lambda: True)
+        )
 
     files = [file("cpu.md", "docs/cpu.md"), file("recipes/gpu/README.md", "recipes/gpu/README.md")]
     page = SimpleNamespace(file=files[0])
