@@ -10,7 +10,9 @@ _REMEDY = re.compile(r"(?<=[.:)]) (?=(?:Did you mean|Write|Leave) )")
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a configuration: its key, what was found there and why not, what to write."""
+    """One thing that is wrong with a configuration: its key, what was found there and why it is wrong, and what to
+    write.
+    """
 
     key: str
     found: str
@@ -21,18 +23,18 @@ class Problem:
 
     @classmethod
     def read(cls, message: str) -> Problem:
-        """The parts of a message, which reads `<key> is <value>: <why>. Write <remedy>` everywhere in the package."""
+        """Splits a message into its parts: all messages read `<key> is <value>: <why>. Write <remedy>`."""
         key, _, rest = message.partition(" ")
         found, *remedy = _REMEDY.split(rest, maxsplit=1)
         return cls(key, found, *remedy) if remedy else cls(key, found, "")
 
 
 class RolloutCorrError(Exception):
-    """Base of what is raised for a configuration, a batch or a run of verl that cannot be corrected as asked."""
+    """Base class of all errors of this package."""
 
 
 class ConfigError(RolloutCorrError, ValueError):
-    """A configuration that cannot be run: names the key, the value found and what to write instead, of each problem."""
+    """A configuration that cannot be run. For each problem: the key, the value found, and what to write instead."""
 
     def __init__(self, *problems: str | Problem) -> None:
         super().__init__(*problems)

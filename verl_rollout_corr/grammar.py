@@ -1,7 +1,7 @@
-"""The words of rollout correction: what a configuration can say, and nothing that computes.
+"""The words of rollout correction: everything that a configuration can say. Nothing here computes.
 
-Standard library only. The parser, the maths, the documentation and the report read the same tables from here,
-so a statistic or a weight level is described once. The string under a word is its meaning on the reference page.
+Standard library only. The parser, the maths, the documentation and the report read the same tables from here, so a
+statistic or a weight level is described once. The string under a word is its meaning on the reference page.
 """
 
 from __future__ import annotations
@@ -364,9 +364,8 @@ class RolloutCorrConfig:
 
 
 def _plain(value: Any) -> Any:
-    """A specification as YAML's values, in the order of its fields; bounds and presets that are not there are left out.
-
-    Bounds stand among the keys of what they bound, criteria under their names.
+    """A parsed part of the configuration as YAML's values, in the order of its fields. Bounds stand among the keys of
+    what they bound, criteria under their names; bounds and presets that are not set are left out.
     """
     if isinstance(value, Enum):
         return str(value.value)
@@ -439,6 +438,6 @@ def criterion_words(name: str) -> tuple[Scope, Agg | None, Stat]:
 
 
 def takes_lower_bound(name: str) -> bool:
-    """Whether a criterion can reject what is too small: distances and means over the batch have an upper bound only."""
+    """Whether a criterion has a lower bound. Distances and means over the batch have an upper bound only."""
     scope, _, stat = criterion_words(name)
     return STATS[stat].two_sided and scope is not Scope.BATCH

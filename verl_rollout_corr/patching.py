@@ -1,10 +1,11 @@
-"""How this package changes other packages: when their module is imported, and only what it was written for.
+"""How this package changes other packages: each module when it is imported, and only if it is what the patch was
+written for.
 
-A `Patch` says what is replaced, by what, why, on what of the original it relies, and when it can go. The hook and the
-CPU platform have a table of patches each; here is what checks and applies them. No other file replaces anything.
+A `Patch` says what is replaced, by what, why, what it relies on in the original, and when it can go. The hook and the
+CPU platform have a table of patches each; this module checks and applies them. No other file replaces anything.
 
-Importing the modules to be changed instead of waiting for them would make every process of a run pay for what only one
-of them uses: vLLM takes seconds to import.
+Modules to be changed are not imported early, because every process of a run would pay for modules that only one of them
+uses: vLLM takes seconds to import.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Patch:
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose patches they are: how the messages about them begin, and what to do about a patch that does not fit or that
+    """Whose patches they are: the first words of messages about them, and what to do about a patch that does not fit or
     comes too late.
     """
 
@@ -94,7 +95,7 @@ def function_of(original: Callable[..., Any]) -> Function:
 
 
 def misfit(patch: Patch, found: Function) -> str | None:
-    """Why the patch does not fit what was found; None if it does. Reads on after the name of what is replaced."""
+    """Why the patch does not fit what was found, as the end of a sentence about the original; None if it fits."""
     if found.parameters != patch.parameters:
         return f"takes ({', '.join(found.parameters)}), expected ({', '.join(patch.parameters)})"
     missing = sorted(set(patch.names_used) - found.names)
@@ -121,9 +122,10 @@ class Finding:
 
 
 def fit(patches: Iterable[Patch], sources: Sources, known: Sources | None = None) -> list[Finding]:
-    """For each patch of the package, whether it would hold, and whether the original reads as in the `known` release.
+    """For each patch of the package, whether it would fit, and whether the original is the same as in the `known`
+    release.
 
-    A patch may hold and be wrong all the same, where a function does something else under its old name.
+    A patch may fit and still be wrong, if a function does something else under its old name.
     """
     mine = [patch for patch in patches if patch.module.split(".")[0] == sources.package]
     return [Finding(patch.where, misfit_in_sources(patch, sources), _changed(patch, sources, known)) for patch in mine]

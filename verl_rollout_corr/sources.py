@@ -28,7 +28,7 @@ class Function:
 
 
 class NotFoundError(LookupError):
-    """The sources have no such module, class or function; the text says which."""
+    """The sources do not have this module, class or function. The text says which."""
 
 
 def code_names(code: CodeType) -> frozenset[str]:

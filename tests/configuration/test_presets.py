@@ -179,7 +179,7 @@ REFUSED: list[tuple[Any, list[str], tuple[str, ...]]] = [
     ("k3_rs", ["reject.seq_mean_k3.upper=abc"], ("reject.seq_mean_k3.upper is 'abc'", "a bound is a number")),
     ("token_is", ["weights=5"], ("rollout_corr.weights=5",)),
     ("token_is", ["weights.upper=[1"], ("rollout_corr.weights.upper=[1",)),
-    ("token_is", ["=3"], ("'=3' is no override",)),
+    ("token_is", ["=3"], ("'=3' is not an override",)),
     ("token_is", ["weights.upper=0.5_5"], ("upper is 0.5_5 on the command line", "weights.lower=0.5 and")),
     ("token_is", ["weights.upper=1_2"], ("upper is 1_2", "lower=1 and rollout_corr.weights.upper=2")),
     ("token_is", ["weights={lower: 0.1, upper: 0.5_5}"], ("weights.upper is 0.5_5",)),

@@ -183,25 +183,25 @@ REFUSED: list[tuple[str, Any, dict[str, Any], tuple[str, ...]]] = [
         "verl's criteria",
         DECOUPLED,
         run(algorithm__rollout_correction__rollout_rs="seq_mean_k3"),
-        ("rollout_rs is 'seq_mean_k3'", "Leave it out", "+rollout_corr.reject.seq_mean_k3.upper=<bound>"),
+        ("rollout_rs is 'seq_mean_k3'", "Leave it out", "reject: {<criterion>: {lower, upper}}"),
     ),
     (
         "verl's threshold",
         DECOUPLED,
         run(algorithm__rollout_correction__rollout_is_threshold=0.55),
-        ("rollout_is_threshold is 0.55", "default is 2.0", "rollout_corr.weights.upper=0.55"),
+        ("rollout_is_threshold is 0.55", "default is 2.0", "weights.lower and weights.upper"),
     ),
     (
         "verl's normalisation",
         DECOUPLED,
         run(algorithm__rollout_correction__rollout_is_batch_normalize=True),
-        ("rollout_is_batch_normalize is true", "rollout_corr.weights.normalize=batch"),
+        ("rollout_is_batch_normalize is true", "weights.normalize: batch"),
     ),
     (
         "verl's loss",
         BYPASS,
         run("bypass", algorithm__rollout_correction__loss_type="reinforce"),
-        ("loss_type is 'reinforce'", "rollout_corr.mode=bypass rollout_corr.loss=reinforce"),
+        ("loss_type is 'reinforce'", "verl's own correction", "write loss"),
     ),
     (
         "verl's veto",
@@ -357,10 +357,10 @@ def test_everything_that_is_wrong_is_in_one_error() -> None:
 @pytest.mark.parametrize(
     ("own", "line"),
     [
-        ({"rollout_is": "sequence"}, "write rollout_corr.weights.level=seq_sum,"),
+        ({"rollout_is": "sequence"}, "write rollout_corr.weights.level=seq_sum rollout_corr.weights.lower=null "),
         (
-            {"rollout_is_threshold": "0.5_5"},
-            "write rollout_corr.weights.lower=0.5 rollout_corr.weights.upper=5 rollout_corr.weights.outside=mask,",
+            {"rollout_is": "token", "rollout_is_threshold": "0.5_5"},
+            "rollout_corr.weights.lower=0.5 rollout_corr.weights.upper=5 rollout_corr.weights.outside=mask ",
         ),
         (
             {"rollout_rs": "seq_mean_k3,seq_max_k2", "rollout_rs_threshold": "0.01,0.05"},
@@ -369,11 +369,11 @@ def test_everything_that_is_wrong_is_in_one_error() -> None:
         # verl's k1 is -log r: [0.5, 4] of 1/r is [0.25, 2] of r, and 2 alone is [0.5, 2].
         (
             {"rollout_rs": "token_k1", "rollout_rs_threshold": "0.5_4"},
-            "write +rollout_corr.reject.token_k1={lower: 0.25, upper: 2},",
+            "write +rollout_corr.reject.token_k1.lower=0.25 +rollout_corr.reject.token_k1.upper=2,",
         ),
         (
             {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": 2.0},
-            "write +rollout_corr.reject.seq_mean_k1={lower: 0.5, upper: 2},",
+            "write +rollout_corr.reject.seq_mean_k1.lower=0.5 +rollout_corr.reject.seq_mean_k1.upper=2,",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_loss_that_uses_both_is_tried_once_and_leaves_random_numbers_alone(mon
 def test_it_is_tried_before_a_mini_batch_is_trained_on(decided: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     users("mine", ignores_weights)
     config = direct.configuration(WEIGHTED, monkeypatch, loss_mode="mine")
-    engine = SimpleNamespace(optimizer_step=lambda: None)
+    engine = SimpleNamespace(optimizer_step=lambda: None, train_batch=None)
     worker = SimpleNamespace(loss_fn=partial(direct.hooked, config=config), engine=engine)
     trained: list[Any] = []
     with pytest.raises(ConfigError, match="ignores rollout_is_weights"):

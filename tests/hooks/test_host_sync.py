@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,8 +15,13 @@ from verl.utils.metric import AggregationType, Metric
 from hooks import direct
 from hooks.rows import Row, undecided
 from hooks.test_gradients import WEIGHTED
+from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.hooks import ledger, worker
+from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.hooks.first_invalid import FirstInvalid
 from verl_rollout_corr.hooks.places import Places
+from verl_rollout_corr.hooks.transport import Carried, join
+from verl_rollout_corr.maths.correction import decide
 
 BYPASS = {
     "mode": "bypass",
@@ -118,6 +124,60 @@ def test_the_queue_form_is_padded_once(monkeypatch: pytest.MonkeyPatch, decided:
     monkeypatch.setattr(worker, "padded", lambda data, names: dict(given[0]))
     result = direct.call(config, decided, function=watched)
     assert torch.isfinite(result.loss)
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The name of every method that has copied a tensor to the host."""
+    made: list[str] = []
+
+    def counted(name: str) -> Any:
+        original = getattr(torch.Tensor, name)
+
+        def method(tensor: torch.Tensor, *positional: Any, **named: Any) -> Any:
+            made.append(name)
+            return original(tensor, *positional, **named)
+
+        return method
+
+    for name in ("cpu", "tolist", "item", "numpy", "__int__", "__bool__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, name, counted(name))
+    return made
+
+
+def test_what_a_mini_batch_sends_home_is_copied_once(copies: list[str]) -> None:
+    """Pickling the content of a metric is one copy to the host, and a mini-batch has one content per metric."""
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    decision = decide(-torch.rand(2, 3), -torch.rand(2, 3), mask, parse({"reject": {"token_k3": {"upper": 0.1}}}))
+    applied = Applied.to_micro_batch(
+        0, mask, decision.keep.bool(), torch.full((2, 3), 0.3), digests=torch.tensor([-1, 5])
+    )
+    place = FirstInvalid(torch.tensor([torch.inf, 0.0, 0.0], dtype=torch.float64))
+    for content in (decision.sums, applied, place):
+        copies.clear()
+        travelled = pickle.dumps(content)
+        assert copies == ["cpu"]
+        torch.testing.assert_close(vars_of(pickle.loads(travelled)), vars_of(content), rtol=0, atol=0, equal_nan=True)
+    metrics: dict[str, Any] = {"sums": [Carried(decision.sums)] * 3, "lr": 0.1, "theirs": [0.5, 0.25]}
+    join(metrics)
+    (joined,) = metrics["sums"]
+    assert torch.equal(joined.content.counts, 3 * decision.sums.counts)
+    assert metrics["lr"] == 0.1 and metrics["theirs"] == [0.5, 0.25]
+
+
+def vars_of(content: Any) -> dict[str, torch.Tensor]:
+    """The tensors that a carried content is made of, by name."""
+    held = vars(content.by_rank[0]) if isinstance(content, Applied) else vars(content)
+    return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+
+
+def test_the_check_before_a_step_copies_once(copies: list[str]) -> None:
+    """Whatever the number of micro-batches: the flags of all calls together, and the number of tokens."""
+    mask, rows, digest = torch.ones(1, 2), torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
+    calls = [ledger.Call.on(mask, rows, digest, digest) for _ in range(5)]
+    copies.clear()
+    ledger.check(ledger.Ledger(calls), {"response_mask": torch.ones(5, 2)}, complete=True)
+    assert copies == ["__int__", "tolist"]
 
 
 def test_the_watch_works() -> None:

@@ -30,7 +30,7 @@ def test_ranks_that_hold_the_same_rows_are_not_added(
     config = direct.configuration({"reject": {"token_k1": {"upper": 2}}, "denominator": "kept"}, monkeypatch)
     worker = SimpleNamespace(
         loss_fn=partial(direct.hooked, config=config),
-        engine=SimpleNamespace(get_data_parallel_group=lambda: group, optimizer_step=lambda: None),
+        engine=SimpleNamespace(get_data_parallel_group=lambda: group, optimizer_step=lambda: None, train_batch=None),
         device_name="cpu",
     )
     data = tu.get_tensordict(rows.queue_form(decided), {})

@@ -83,7 +83,7 @@ def test_an_empty_batch_has_an_empty_list_of_lags() -> None:
 
 
 def test_staleness_that_is_no_row_of_integers() -> None:
-    with pytest.raises(InputError, match=r"staleness is no row of integers .*one integer per row"):
+    with pytest.raises(InputError, match=r"staleness is not a row of integers .*one integer per row"):
         at_the_door(staleness=["a", "b"])
 
 

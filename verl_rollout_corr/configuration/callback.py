@@ -1,7 +1,7 @@
-"""What Hydra does before a run of verl starts: the earliest place to stop one, for every main program.
+"""What Hydra calls before a run of verl starts: the earliest place where one can be stopped, in every main program.
 
-The plug-in of the search path gives this callback to every application of verl, with a preset and without; the presets
-name it too, for applications in which the plug-in sees no verl. The resolver would refuse the same runs, but later:
+The plug-in of the search path registers this callback for every application of verl, with and without a preset. The
+presets name it too, for applications that import verl only later. The resolver would refuse the same runs, but later:
 some of verl's programs resolve nothing before Ray is up.
 """
 
@@ -26,30 +26,32 @@ _NULL = re.compile(r"(?<=[=,])\s*null\s*(?=,|$)", re.IGNORECASE)
 
 
 class RunStart(Callback):
-    """Checks the run and completes the node, from where the names of the presets reach every process."""
+    """Checks the run, and completes the node: from there the names of the presets reach every process."""
 
     _found_ray = False
-    """Whether Ray was there before the job of a sweep: then it is not the job's, and stays."""
+    """Whether Ray ran before the job of a sweep started. The job did not start it then, so it is not shut down."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Before the job gets its copy of the configuration."""
         _or_exit(lambda: start(config))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Before Hydra writes the values of a sweep anew, job by job, from the numbers that it read."""
+        """Before Hydra composes the jobs of a sweep. It writes their overrides from the numbers that it has read, so
+        `0.5_5` can be seen only here.
+        """
         _or_exit(lambda: start_sweep(config))
 
     def on_job_start(self, config: DictConfig, *, task_function: Any, **kwargs: Any) -> None:
-        """For the jobs of a sweep, which start without a run. Their copy is made: the seam of Ray's environment
-        completes it.
+        """For the jobs of a sweep, for which `on_run_start` is not called. Hydra has made their copy of the
+        configuration already, so `hooks/asked.py` completes the node.
         """
         if config.hydra.mode == RunMode.MULTIRUN:
             _or_exit(lambda: start(config))
             self._found_ray = _ray() is not None
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Name the process of Ray in which the hook did not load. End the Ray that a job of a sweep started: verl hands
-        its environment, and we the names of the presets, to a Ray that starts, and the next job has others.
+        """If the hook did not load in a process of Ray, name it. In a sweep, shut down the Ray that the job has
+        started: its processes have this job's environment, and the next job has another one.
         """
         error = job_return._return_value  # pyright: ignore[reportPrivateUsage]  # `return_value` would raise it
         explained = loading.explain(error) if isinstance(error, BaseException) else None
@@ -67,7 +69,7 @@ def _ray() -> Any:
 
 
 def _or_exit(check: Callable[[], None]) -> None:
-    """Exit with one message if the run cannot be corrected as asked: Hydra only warns of other exceptions."""
+    """Exit with one message if the run cannot be corrected as asked. Hydra only warns of an exception in a callback."""
     try:
         check()
     except RolloutCorrError as error:
@@ -95,7 +97,7 @@ def start(config: DictConfig) -> None:
 
 
 def start_sweep(config: DictConfig) -> None:
-    """Check what a sweep says before its first job, and let null be one of the presets that are swept."""
+    """Check the overrides of a sweep before its first job, and allow null among the presets that are swept."""
     overrides = config.hydra.overrides.task
     found = [Problem.read(message) for message in written.override_messages(overrides)]
     if found:
@@ -107,9 +109,7 @@ def start_sweep(config: DictConfig) -> None:
 
 
 def complete(config: DictConfig, presets: Sequence[str]) -> None:
-    """Fill in every default and the names of the presets: what runs print and track is then the whole configuration,
-    and not what the presets left to its defaults.
-    """
+    """Fill in every default and the names of the presets, so that a run prints and tracks its whole configuration."""
     with open_dict(config.rollout_corr):
         if presets:
             config.rollout_corr.presets = list(presets)
@@ -117,7 +117,7 @@ def complete(config: DictConfig, presets: Sequence[str]) -> None:
 
 
 def _check_hook() -> None:
-    # An application that imports verl later is left to the interpolation, which cannot be resolved without the hook.
+    # If an application imports verl only later, the presets' interpolation stops it: only the hook can resolve it.
     if "verl" not in sys.modules or resolver.is_registered():
         return
     check_version()

@@ -1,8 +1,8 @@
-"""The checks before a run: one list of rules over what Hydra composed, for every entrance to a run.
+"""The checks before a run: one list of rules over the configuration that Hydra composed, for every way to start a run.
 
-The callback calls it in verl's programs, the seam of Ray's environment in a driver that composed its configuration in
-another way, `load_preset` without a run, and a command line that only checks. What the node says by itself is read by
-`parser.py`, what it needs from verl's configuration is in `run_check.py`.
+`RunStart` calls it in verl's programs, `hooks/asked.py` where a driver composed its configuration in another way,
+`load_preset` without a run, and `verl-rollout-corr check`. `parser.py` reads the node `rollout_corr` alone;
+`run_check.py` has the rules about the rest of verl's configuration.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from verl_rollout_corr.grammar import CRITERION_NAMES, RolloutCorrConfig
 WITHOUT_POLICY_LOSS = tuple(
     f"verl.trainer.{name}" for name in ("sft_trainer", "sft_trainer_ray", "main_generation_server", "main_eval")
 )
-"""The programs of verl that train no policy by its rewards."""
+"""The programs of verl that do not train a policy by its rewards, so that a preset has no effect in them."""
 
 _ASKED = re.compile(r"\+{0,2}rollout_corr\s*[.=@]")
 _OFF = re.compile(r"\+rollout_corr=null", re.IGNORECASE)
@@ -79,13 +79,13 @@ class Command:
 
     @cached_property
     def is_ours(self) -> bool:
-        """Whether anything of the run is about rollout_corr, by its right name."""
+        """Whether the run uses the name rollout_corr anywhere, spelt correctly."""
         asked = any(_ASKED.match(override) for override in self.overrides)
         return asked or GROUP in self.plain or any(resolver.switches(self.composed))
 
     @cached_property
     def is_on(self) -> bool:
-        """Whether a preset hands the configuration to verl, to a part of it at least."""
+        """Whether a preset is on: it hands the configuration to verl, or at least to a part of verl."""
         return any(resolver.switches(self.composed))
 
     @cached_property
@@ -97,8 +97,7 @@ class Command:
     @cached_property
     def verls_keys(self) -> frozenset[str]:
         """The dotted keys of verl's own configuration."""
-        keys = (key for document in self.documents if document.is_verls for key in document.scalars())
-        return written.verls_keys() | frozenset(keys)
+        return written.verls_keys()
 
     @cached_property
     def config(self) -> RolloutCorrConfig | None:
@@ -130,7 +129,9 @@ def check(run: Command | DictConfig) -> None:
 
 
 def notices(run: Command | DictConfig) -> list[str]:
-    """What a run without problems says when it starts: that the correction is off, warnings, whose presets are used."""
+    """The lines that a run without problems prints when it starts: that the correction is off, warnings, and which
+    presets are the user's own.
+    """
     command = run if isinstance(run, Command) else Command.of(run)
     if command.is_off:
         return ["off: rollout_corr is null, so that nothing is corrected and nothing is measured"]
@@ -142,8 +143,8 @@ def notices(run: Command | DictConfig) -> list[str]:
 
 
 def _misspelt(command: Command) -> Iterator[Problem]:
-    # Whoever writes null has seen the group, and means something else by a value that is named like a preset. `lag` is
-    # a word of everyone's.
+    # A user who writes +rollout_corr=null knows the group, so a value that is named like a preset is not a misspelling.
+    # `lag` alone is too common a word to be suspicious.
     presets = set[str]() if command.is_off else {*shipped_names()} - {*command.presets}
     words = Words(presets, [name for name in CRITERION_NAMES if "_" in name], command.is_on)
     for suspect in suspects(command.plain, words, lambda key: key not in command.verls_keys):
@@ -170,7 +171,7 @@ def nearest_preset(name: str, shipped: tuple[str, ...], before: str) -> str:
 
 
 def _text(command: Command) -> Iterator[Problem]:
-    """What composing hides, as it was written."""
+    """Values that mean something else than they seem to, once Hydra has read them."""
     for message in written.override_messages(command.overrides):
         yield Problem.read(message)
     if command.is_ours:
@@ -179,7 +180,7 @@ def _text(command: Command) -> Iterator[Problem]:
 
 
 def _without_effect(command: Command) -> Iterator[Problem]:
-    """Values that no preset hands to verl."""
+    """Values below rollout_corr, where no preset is on."""
     asked = [override for override in command.overrides if _ASKED.match(override) and not _OFF.fullmatch(override)]
     unknown = any(command_line.is_unknown(name) for name in command.presets)
     nothing = command.plain.get(GROUP) is None or command.is_off
@@ -237,10 +238,10 @@ def _node(command: Command) -> Iterator[Problem]:
 
 
 def _verl(command: Command) -> Iterator[Problem]:
-    """The rest of verl's configuration, where there is one."""
+    """The rules about the rest of verl's configuration."""
     if command.is_on and "trainer" in command.plain and not _program_without_policy_loss():
         node = command.plain.get(GROUP)
-        # With a node that cannot be read, what depends on more than its mode is left out.
+        # If the node cannot be parsed, only the rules that depend on nothing but its mode are tried.
         bypass = isinstance(node, Mapping) and cast("Mapping[str, Any]", node).get("mode") == "bypass"
         yield from run_problems(command.config or parse({"mode": "bypass"} if bypass else {}), command.composed)
 
@@ -259,4 +260,4 @@ RULES: tuple[Rule, ...] = (
     _node,
     _verl,
 )
-"""What can be wrong with a run, in the order in which it is said."""
+"""The rules, in the order in which their problems are printed."""

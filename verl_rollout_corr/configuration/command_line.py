@@ -1,7 +1,7 @@
-"""What the plug-in of Hydra's search path reads from the command line, before Hydra composes anything.
+"""What is read from the command line before Hydra composes anything.
 
-Hydra refuses some values of a group by a traceback or a list of all options. They are let through here, so that the
-checks of the run can say what to write, together with whatever else is wrong.
+Hydra refuses some values of a group with a traceback or a list of all options. They are accepted here, so that the
+checks of the run can say what to write, in one message with all other problems.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 
 OFF = "off"
-"""The option that stands for null in a sweep over presets, which Hydra does not take for an option."""
+"""The option that replaces null in a sweep over presets: Hydra does not accept null as an option."""
 
 _CALLBACK = "verl_rollout_corr.configuration.callback.RunStart"
 _NOT_AN_OPTION = re.compile(
@@ -27,7 +27,7 @@ _unknown: set[str] = set()
 
 
 def is_no_option(arguments: Iterable[str]) -> bool:
-    """Whether `rollout_corr` is given what no group takes: null, a number, a boolean, or a second +."""
+    """Whether `rollout_corr` has a value that no group accepts: null, a number, a boolean, or a second +."""
     return any(_NOT_AN_OPTION.fullmatch(argument.strip()) for argument in arguments)
 
 
@@ -41,8 +41,8 @@ def register_callback() -> None:
 
 
 def register_unknown(arguments: Sequence[str], shipped: Iterable[str]) -> None:
-    """Let through the presets of the command line that exist nowhere. Only where the whole search path is known: in
-    verl's own programs, with verl's own primary configuration.
+    """Accept presets of the command line that do not exist. Only where the whole search path is known: in verl's own
+    programs, with verl's own primary configuration.
     """
     main = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None) or ""
     options = [argument.partition("=")[0] for argument in arguments]
@@ -58,7 +58,7 @@ def register_unknown(arguments: Sequence[str], shipped: Iterable[str]) -> None:
 
 
 def let_unknown_through(arguments: Sequence[str], shipped: Iterable[str]) -> None:
-    """Have Hydra compose presets that are neither ours nor in a directory of the search path, as empty ones."""
+    """Make Hydra compose an empty preset for names that are neither ours nor in a directory of the search path."""
     directories = [path for argument in arguments for path in re.findall(r"file://([^\],'\"]+)", argument)]
     for name in names_in(arguments):
         own = any(Path(directory, "rollout_corr", f"{name}.yaml").is_file() for directory in directories)
@@ -68,7 +68,7 @@ def let_unknown_through(arguments: Sequence[str], shipped: Iterable[str]) -> Non
 
 
 def forget_unknown() -> None:
-    """Take back what was let through, for a process that composes more than one run."""
+    """Forget the accepted names, for a process that composes more than one run."""
     options = ConfigStore.instance().repo.get("rollout_corr", {})
     for name in _unknown:
         options.pop(f"{name}.yaml", None)
@@ -88,5 +88,5 @@ def names_in(arguments: Iterable[str]) -> list[str]:
 
 
 def is_unknown(name: str) -> bool:
-    """Whether `register_unknown` let this preset through."""
+    """Whether this preset was accepted although it does not exist."""
     return name in _unknown

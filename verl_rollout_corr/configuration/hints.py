@@ -1,6 +1,8 @@
-"""What verl and the peers call our words, in one table: for messages, for translation and for the page that compares.
+"""What verl and other frameworks call our words. One table, for error messages, for `translate` and for
+docs/reference/peers.md.
 
-Nothing here is accepted in place of our words. `ours` is what a message says: a key of the node, or the lines to write.
+None of these words is accepted in place of ours. `ours` is what a message recommends: a key of the node, or the lines
+to write.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from types import MappingProxyType
 
 
 class Kind(Enum):
-    """Where of ours somebody writes a word of theirs."""
+    """Where in our configuration somebody may write a word of another framework."""
 
     KEY = "key"
     PRESET = "preset"
@@ -23,7 +25,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Hint:
-    """One word of another framework: who says it, what it means there, what says it here, and what differs."""
+    """One word of another framework: who uses it, what it means there, what to write here, and what differs."""
 
     peer: str
     kind: Kind
@@ -102,7 +104,7 @@ HINTS: tuple[Hint, ...] = (
             "rejects a response whose mean of exp(|l|) is above it",
             "the nearest: while l is small, upper is their threshold minus 1",
         ),
-        ("force_on_policy_ratio", "mode: decoupled", "sets the PPO ratio to 1", "it is no correction"),
+        ("force_on_policy_ratio", "mode: decoupled", "sets the PPO ratio to 1", "it is not a correction"),
     ),
     *_rows(
         "NeMo-RL",

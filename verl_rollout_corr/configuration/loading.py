@@ -1,7 +1,6 @@
 """Whether verl loads the hook in a process, and why it did not.
 
-verl loads plug-ins when it is imported, in every process by itself, and reports one that failed at DEBUG level, where
-nobody reads it.
+Verl loads plug-ins when it is imported, separately in each process. If one fails, verl logs it at DEBUG level only.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ GROUP = "verl.plugins"
 ENTRY_POINT = "rollout_corr"
 """The hook's name among them."""
 PLUGINS = "VERL_USE_EXTERNAL_PLUGINS"
-"""The environment variable with the names of those that verl loads; all of them where it is not set."""
+"""The environment variable with the names of the plug-ins that verl loads. If it is not set, verl loads all of them."""
 MODULES = "VERL_USE_EXTERNAL_MODULES"
-"""The environment variable with modules that verl imports besides."""
+"""The environment variable with further modules that verl imports."""
 HOOK_MODULE = "verl_rollout_corr.hooks.plugin"
 """The module that switches the hook on when it is imported."""
 WORKERS = "ray_kwargs.ray_init.runtime_env.env_vars"
@@ -37,14 +36,14 @@ _NO_RESOLVER = re.compile(r"Unsupported interpolation type rollout_corr\b")
 
 
 def leaves_out(plugins: str | None) -> bool:
-    """Whether this value of VERL_USE_EXTERNAL_PLUGINS keeps verl from loading the hook; verl's rule."""
+    """Whether verl does not load the hook with this value of VERL_USE_EXTERNAL_PLUGINS. Follows verl's own rule."""
     names = [name.strip() for name in ("auto" if plugins is None else plugins).strip().lower().split(",")]
     return names != ["auto"] and ENTRY_POINT not in names
 
 
 def why_not_loaded() -> str:
-    """Why the hook is not loaded in this process, and what to do. An error at its import is raised once more to be
-    shown: verl has dropped it.
+    """Why the hook is not loaded in this process, and what to do. If its import fails, it is imported again here to
+    show the error, which verl has dropped.
     """
     plugins = os.environ.get(PLUGINS)
     if leaves_out(plugins):
@@ -68,13 +67,13 @@ def why_not_loaded() -> str:
 
 
 def for_workers() -> dict[str, str]:
-    """What a Ray worker needs in its environment to load the hook as the driver did, whatever its machine says."""
+    """The environment that a Ray worker needs to load the hook as the driver did."""
     named = {name: os.environ[name] for name in (UNTESTED,) if name in os.environ}
     return {PLUGINS: os.environ.get(PLUGINS, "auto"), **named}
 
 
 def workers_objection(run: Mapping[str, Any]) -> str | None:
-    """Why the hook would load in the driver alone; None where verl's configuration does not say so."""
+    """Why the hook would load in the driver only, or None if verl's configuration does not prevent it elsewhere."""
     key = f"{WORKERS}.{PLUGINS}"
     plugins = value_at(run, key)
     modules = value_at(run, f"{WORKERS}.{MODULES}")
@@ -88,8 +87,8 @@ def workers_objection(run: Mapping[str, Any]) -> str | None:
 
 
 def explain(error: BaseException) -> str | None:
-    """What an error from a process of Ray means in which verl did not load the hook: it cannot resolve a preset's
-    `${rollout_corr:...}`. None for any other error.
+    """What to tell the user if this error comes from a process of Ray in which verl did not load the hook, so that it
+    cannot resolve a preset's `${rollout_corr:...}`. None for any other error.
     """
     text = _COLOUR.sub("", str(error))
     if not _NO_RESOLVER.search(text):

@@ -1,6 +1,6 @@
-"""Keys that were meant to be ours and are not: Hydra takes any `+key=value`, and nothing would read it.
+"""Keys that were probably meant for us and are misspelt. Hydra takes any `+key=value`, and nothing would read it.
 
-Standard library only. A composed configuration is searched as plain mappings. verl's own keys are left alone.
+Standard library only. A composed configuration is searched as plain mappings. Verl's own keys are left alone.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, cast
 
 from verl_rollout_corr.configuration.node import shown
@@ -18,7 +19,8 @@ GROUP = "rollout_corr"
 """The name of the group of presets and of the node."""
 
 _NEAR = ("rolloutcorr", "rolloutcorrection", "verlrolloutcorr")
-# Words that begin alike and mean something else: correct, correctness, correlation, corrupt, correspond.
+_ONE_LETTER_OFF, _TWO_LETTERS_OFF = 0.9, 0.81
+# Not the words that begin alike and mean something else: correct, correctness, correlation, corrupt, correspond.
 _CONTAINS = re.compile(r"rolloutcorr(?!ect(?!ion)|el|up|esp)")
 _SECTIONS = frozenset({"weights", "reject", "min_group_kept", "denominator", "baseline"})
 _REJECT = "reject"
@@ -68,8 +70,8 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Words:
-    """Words of ours that nobody else uses as keys or values. `presets` are those that the run does not have already;
-    with a preset on, criteria are spelt right somewhere, and are looked for at the root alone.
+    """Our names of presets and criteria. `presets` are those that the run does not use already. With a preset on, the
+    criteria are spelt right somewhere, and are suspicious at the root only.
     """
 
     presets: Collection[str]
@@ -89,7 +91,9 @@ def suspects(composed: Mapping[str, Any], ours: Words, is_added: Callable[[str],
 
 
 def named_presets(value: object, presets: Collection[str]) -> list[str]:
-    """The presets that a value names: `k3_rs`, `[token_is, k3_rs]` or `token_is,k3_rs`; empty if it says more."""
+    """The presets that a value names: `k3_rs`, `[token_is, k3_rs]` or `token_is,k3_rs`. Empty if it contains anything
+    else.
+    """
     names = value.strip().strip("[]").split(",") if isinstance(value, str) else value
     if not isinstance(names, list | tuple):
         return []
@@ -151,11 +155,11 @@ def _is_near(name: str, value: object, presets: Collection[str]) -> bool:
     letters = re.sub(r"[-_\s]", "", name.lower())
     if _CONTAINS.search(letters):
         return True
-    distance = min(_distance(letters, ours) for ours in _NEAR)
-    # A number is no preset: `rollout_cores: 8` is somebody else's.
-    if distance == 1:
+    likeness = max(SequenceMatcher(None, letters, ours).ratio() for ours in _NEAR)
+    # A number is not a preset: `rollout_cores: 8` is somebody else's.
+    if likeness >= _ONE_LETTER_OFF:
         return not isinstance(value, bool | int | float)
-    return distance == 2 and _looks_like_ours(value, presets)
+    return likeness >= _TWO_LETTERS_OFF and _looks_like_ours(value, presets)
 
 
 def _looks_like_ours(value: object, presets: Collection[str]) -> bool:
@@ -175,22 +179,6 @@ def _is_section(key: str, value: object) -> bool:
 
 def _has_bounds(value: object) -> bool:
     return isinstance(value, Mapping) and bool(_BOUND_KEYS & set(cast("Any", value)))
-
-
-def _distance(one: str, other: str) -> int:
-    """Letters to insert, delete, replace or swap with a neighbour; 3 stands for more than 2."""
-    if abs(len(one) - len(other)) > 2:
-        return 3
-    rows = [list(range(len(other) + 1))]
-    for i, letter in enumerate(one, 1):
-        row = [i]
-        for j, wanted in enumerate(other, 1):
-            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and (letter, one[i - 2]) == (other[j - 2], wanted):
-                cost = min(cost, rows[-2][j - 2] + 1)
-            row.append(cost)
-        rows.append(row)
-    return min(rows[-1][-1], 3)
 
 
 def _values(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:

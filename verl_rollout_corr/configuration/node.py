@@ -37,14 +37,14 @@ def value_at(root: object, path: str) -> Any:
 
 
 class Gathered:
-    """The problems of several things that are read one after the other, for one error that names them all."""
+    """Collects the problems of several keys, so that one error names them all."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
     @contextmanager
     def gathering(self) -> Generator[None, None, None]:
-        """Takes the problems of a ConfigError, and goes on behind the block."""
+        """Collects the problems of a ConfigError raised inside the block, and goes on after the block."""
         try:
             yield
         except ConfigError as error:
@@ -184,7 +184,7 @@ def two_bounds(text: str) -> tuple[str, str] | None:
 
 
 def two_bounds_instead(path: str, pair: tuple[str, str]) -> str:
-    """Why a text such as `0.5_5` is no bound, and what says the same here."""
+    """Why a text such as `0.5_5` is not a bound, and what to write instead."""
     lower, upper = pair
     if not _ascending(lower, upper):
         return f"digits are not grouped with _ here. Write {lower}{upper}, or lower and upper as two keys."
@@ -197,7 +197,7 @@ def two_bounds_instead(path: str, pair: tuple[str, str]) -> str:
 
 
 def _ascending(lower: str, upper: str) -> bool:
-    """Whether these can be a lower and an upper bound, and not the digits of one number."""
+    """Whether the two numbers can be a lower and an upper bound, and are not groups of digits of one number."""
     try:
         return float(lower) <= float(upper) and not re.match(r"0[0-9]", upper)
     except ValueError:
@@ -205,7 +205,9 @@ def _ascending(lower: str, upper: str) -> bool:
 
 
 def instead(found: str, names: Iterable[object], meant: Mapping[str, str], form: str | None = None) -> str:
-    """What was meant, by a hint or by likeness, and what can be written (`form` where the list would be long)."""
+    """`Did you mean ...? Write ...`: the word that was probably meant, and all words, or `form` where the list would be
+    long.
+    """
     words = [str(name) for name in names]
     near = nearest(found, words, meant)
     write = f"Write {form or listed(words)}."
@@ -213,7 +215,7 @@ def instead(found: str, names: Iterable[object], meant: Mapping[str, str], form:
 
 
 def nearest(found: str, names: Iterable[str], meant: Mapping[str, str]) -> str | None:
-    """What was meant, by a hint or by likeness."""
+    """The word that was probably meant, by the table of hints or by its spelling; None if nothing is near."""
     return meant.get(found.lower()) or next(iter(get_close_matches(found.lower(), list(names), n=1)), None)
 
 

@@ -118,7 +118,7 @@ def _weights(node: Node) -> Weights | None:
 
 
 def _refuse_idle(node: Node, outside: Outside) -> None:
-    """Without a level there are no weights: refuse what would have no effect."""
+    """Without a level there are no weights: refuses keys that would have no effect."""
     idle = [key for key in ("lower", "upper", "normalize") if node.values.get(key) is not None]
     idle += ["outside"] if outside is Outside.MASK else []
     if idle:
@@ -145,7 +145,7 @@ def _reject(node: Node) -> tuple[Criterion, ...]:
                 node.refuse(name, f"there is no such criterion. {meant}")
             criteria[name] = _criterion(node, name)
     wrong.raise_any()
-    # A conjunction has no order: the grammar's order makes configurations that say the same compare equal.
+    # A token must pass all criteria, so their order has no meaning. Sorted, configurations that say the same are equal.
     return tuple(criterion for criterion in criteria.values() if criterion is not None)
 
 
@@ -226,7 +226,9 @@ def _mode(config: RolloutCorrConfig, where: str) -> Iterator[str]:
 
 
 def _one_micro_batch(config: RolloutCorrConfig, where: str) -> Iterator[str]:
-    """What needs the whole batch, in bypass mode: the loss sees one micro-batch at a time."""
+    """What cannot be had in bypass mode, where the loss decides on one micro-batch at a time: everything that needs the
+    whole batch.
+    """
     needs: list[tuple[str, object, str]] = []
     if config.weights is not None and config.weights.normalize is not None:
         needs.append(("weights.normalize", config.weights.normalize, f"{where}.weights.normalize: null"))
@@ -260,4 +262,4 @@ _READERS: dict[str, Callable[[Node], Any]] = {
     "metrics": lambda node: node.word("metrics", Metrics, Metrics.ALL),
     "dump": lambda node: _dump(node.section("dump")),
 }
-"""What reads each key of the node."""
+"""The function that reads each key of the node."""

@@ -1,4 +1,6 @@
-"""verl's policy losses that do not take any mask and any weights in decoupled mode, and why (docs/policy-losses.md)."""
+"""verl's policy losses that would be wrong with some masks or weights in decoupled mode, and why
+(docs/policy-losses.md).
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def _loss_of_bypass(config: RolloutCorrConfig) -> str | None:
     return "it is the loss of bypass mode. Leave it out, or write rollout_corr.mode: bypass."
 
 
-# One that is not listed takes any mask and any weights as they are.
+# A policy loss that is not listed is right with every mask and every weight.
 _POLICY_LOSSES: dict[str, Callable[[RolloutCorrConfig], str | None]] = {
     "gspo": _gspo,
     "geo_mean": _geo_mean,

@@ -38,7 +38,8 @@ def load_preset(name_or_names: str | Sequence[str], overrides: str | Iterable[st
             adds a directory that holds presets of your own in `rollout_corr/`.
 
     Raises:
-        ConfigError: for a name that is no preset, an override that Hydra refuses, a configuration that cannot be run.
+        ConfigError: for a name that is not a preset, an override that Hydra refuses, or a configuration that cannot
+            run.
     """
     names = _names(name_or_names)
     given = [overrides] if isinstance(overrides, str) else overrides
@@ -85,7 +86,7 @@ def _hydra(overrides: Sequence[str] = ()) -> Generator[Callable[..., DictConfig]
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("verl_rollout_corr.conf", version_base="1.3"):
-            # After Hydra looked for plug-ins: where verl is imported, ours registers the schema for sys.argv.
+            # After Hydra has looked for plug-ins: if verl is imported, ours registers the schema for sys.argv.
             schema.register(overrides)
             yield compose
     finally:
@@ -109,7 +110,7 @@ def _names(name_or_names: object) -> list[str]:
 def _with_prefix(override: str) -> str:
     match = _OVERRIDE.fullmatch(override.strip())
     if match is None:
-        raise ConfigError(f"{override!r} is no override. Write key=value, as in weights.upper=3.")
+        raise ConfigError(f"{override!r} is not an override. Write key=value, as in weights.upper=3.")
     key = match["key"].strip()
     if not key.startswith((f"{_GROUP}.", "hydra.")):
         key = f"{_GROUP}.{key}"
@@ -117,7 +118,7 @@ def _with_prefix(override: str) -> str:
 
 
 def _explained(error: Exception, names: list[str], overrides: list[str]) -> str:
-    """Hydra's message, led by the preset that does not exist if that is what it says."""
+    """Hydra's message; where a preset does not exist, a message that says so and names the nearest."""
     from verl_rollout_corr.configuration.checks import nearest_preset
 
     shipped = preset_names()

@@ -1,10 +1,9 @@
 """The OmegaConf resolver `rollout_corr`, which the presets use and the hook registers.
 
 `${rollout_corr:config_json}` is the parsed configuration as JSON; `${rollout_corr:loss_mode}` and
-`${rollout_corr:bypass}` are what verl needs to be told. Only the hook registers it, after everything else of it
-succeeded: where the hook did not load, a preset cannot be resolved and the run stops. Each resolution of the
-configuration parses the node and checks the run, so that what Hydra lets pass
-(`+rollout_corr.reject.seq_mean_k3.uper=1`) stops too.
+`${rollout_corr:bypass}` are the values of verl's own keys. Only the hook registers the resolver, as its last action:
+where the hook did not load, a preset cannot be resolved and the run stops. Each resolution of the configuration parses
+the node and checks the run, which also stops what Hydra accepts (`+rollout_corr.reject.seq_mean_k3.uper=1`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DECOUPLED_LOSS_MODE = "vanilla"
 
 _ANSWERS: dict[str, Callable[[DictConfig], Any]] = {
     "config_json": lambda root: json.dumps(to_mapping(checked(root))),
-    # These look at the mode alone: the check of a run reads them.
+    # These two look at the mode only and check nothing: the check of a run reads them itself.
     "loss_mode": lambda root: BYPASS_LOSS_MODE if _is_bypass(root) else DECOUPLED_LOSS_MODE,
     "bypass": lambda root: _is_bypass(root),
 }
@@ -61,7 +60,9 @@ def is_registered() -> bool:
 
 @contextmanager
 def answering() -> Generator[None, None, None]:
-    """Registers the resolver for a while where the hook is not loaded, so that a configuration can be looked at."""
+    """Registers the resolver as long as the context lasts, if the hook is not loaded, so that a configuration can be
+    inspected.
+    """
     registered = is_registered()
     if not registered:
         register()
@@ -84,14 +85,14 @@ def checked(root: DictConfig) -> RolloutCorrConfig:
 def switches(root: Any) -> list[bool]:
     """Whether a preset wrote `rollout_corr` into each of the two nodes of verl: for the trainers, for the actors."""
     nodes = (value_at(root, path) for path in _SWITCHES)
-    # `in` alone would resolve what it finds.
+    # `NAME in node` would resolve the interpolation.
     return [isinstance(node, Mapping) and NAME in node.keys() for node in nodes]  # noqa: SIM118
 
 
 def is_switched_on(root: Any) -> bool:
     """Whether verl's composed configuration hands `rollout_corr` to the trainers and to the actors, as presets do.
 
-    Raises ConfigError if it does to one of them only, or hands on what an earlier resolution left of it.
+    Raises ConfigError if it does so for one of them only, or if the configuration was resolved before.
     """
     absent = [path for path, is_there in zip(_SWITCHES, switches(root), strict=True) if not is_there]
     if len(absent) == len(_SWITCHES):
@@ -147,7 +148,9 @@ def _is_bypass(root: DictConfig) -> bool:
 
 
 def _is_being_composed(root: DictConfig) -> bool:
-    """Whether Hydra is still merging: to merge over an interpolation it resolves it, against a part of the whole."""
+    """Whether Hydra is still merging. It resolves an interpolation in order to merge over it, when the configuration is
+    not yet complete.
+    """
     return "hydra" in root and OmegaConf.is_missing(root.hydra.runtime, "cwd")
 
 

@@ -1,4 +1,5 @@
-"""What a configuration needs from the rest of verl's: refused when the run is composed, before any worker starts.
+"""The rules about the rest of verl's configuration. A run that breaks one is refused when it is composed, before any
+worker starts.
 
 Standard library only: reads verl's configuration as nested mappings (a `DictConfig` is one), imports nothing of verl.
 """
@@ -47,8 +48,8 @@ GROUPED_ESTIMATORS = frozenset(
         "tir_optimal_token_baseline",
     }
 )
-"""verl's estimators whose baseline is a statistic of the other rows of the prompt; the others have no group in which
-a row could vote.
+"""verl's advantage estimators whose baseline is a statistic over the rows of a prompt. For the others `baseline: kept`
+changes nothing.
 """
 
 
@@ -68,12 +69,12 @@ def check_run(config: RolloutCorrConfig, run: Mapping[str, Any]) -> None:
 
 
 def run_problems(config: RolloutCorrConfig, run: Mapping[str, Any]) -> list[Problem]:
-    """What `check_run` refuses."""
+    """The problems that `check_run` raises."""
     return [Problem.read(message) for rule in RULES for message in rule(config, run)]
 
 
 def run_warnings(config: RolloutCorrConfig, run: Mapping[str, Any]) -> list[str]:
-    """What runs as it was asked, and probably not as it was meant."""
+    """Warnings: the run does what was asked, but probably not what was meant."""
     return [message for rule in WARNINGS for message in rule(config, run)]
 
 
@@ -142,7 +143,7 @@ def _multi_token_prediction(config: RolloutCorrConfig, run: Mapping[str, Any]) -
 
 
 def _invalid(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
-    """A log-prob that is no number must not reach what other rows are trained on."""
+    """A log-prob that is not a number must not reach what other rows are trained on."""
     if config.invalid is not Invalid.REJECT:
         return
     for key, readers, other in (
@@ -169,7 +170,7 @@ def _trainer(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]
 
 
 def _groups(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
-    """Groups that are smaller than what the configuration asks of them: every row would be rejected, or get 0."""
+    """Groups smaller than the configuration needs: every row would be rejected, or every advantage would be 0."""
     key, estimator = "actor_rollout_ref.rollout.n", value_at(run, "algorithm.adv_estimator")
     rows = value_at(run, key)
     if not isinstance(rows, int) or isinstance(rows, bool):
@@ -188,7 +189,7 @@ def _groups(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _bounds_without_one(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
-    """Bounds on a ratio that leave out 1: what the two policies agree on would be rejected, or weigh 0."""
+    """Bounds on a ratio that exclude 1: tokens on which the two policies agree would be rejected, or weigh 0."""
     for criterion in config.reject:
         # A batch mean has an upper bound only, and keeps the smallest whatever it is.
         ratio = criterion.stat is Stat.K1 and criterion.scope is not Scope.BATCH and criterion.when is None
@@ -214,7 +215,7 @@ def _text(bounds: Bounds) -> str:
 
 
 def _does_nothing(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
-    """Overrides that took away all that a preset does."""
+    """Overrides that removed everything that a preset does."""
     if config.weights is not None or config.reject or config.min_group_kept is not None:
         return
     idle = "bypass_ppo_clip" if config.mode is Mode.BYPASS else "metrics_only"
@@ -247,7 +248,7 @@ RULES: tuple[Rule, ...] = (
     _groups,
     _bounds_without_one,
 )
-"""What stops a run."""
+"""The rules whose problems stop a run."""
 
 WARNINGS: tuple[Rule, ...] = (sampling_warnings, _does_nothing)
-"""What a run says when it starts."""
+"""The rules whose messages are warnings."""

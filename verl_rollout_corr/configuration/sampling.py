@@ -1,8 +1,8 @@
-"""What the engine samples from, read from every place where verl and vLLM take a sampling parameter.
+"""What the engine samples from: every place where verl and vLLM take a sampling parameter.
 
-The log-probs of the engine are either those of the distribution that it sampled from (`processed_logprobs`) or those
-of the model before the sampler changed it (`raw_logprobs`). The trainer divides its logits by the temperature and
-changes nothing else. Validation has parameters of its own (`val_kwargs`), which are not looked at.
+The log-probs of the engine are either those of the distribution that it sampled from (`processed_logprobs`) or those of
+the model before the sampler changed it (`raw_logprobs`). The trainer divides its logits by the temperature and changes
+nothing else. Validation has its own parameters (`val_kwargs`), which do not matter here.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def parameters(run: Mapping[str, Any]) -> list[Parameter]:
 
 
 def log_prob_problems(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
-    """Logits, and log-probs of another distribution than the one that was sampled from."""
+    """Refuses logits, and log-probs of another distribution than the one that was sampled from."""
     key, mode = log_probs_mode(run)
     remedy = f"Write {ROLLOUT}.logprobs_mode=processed_logprobs, or leave {key} out."
     found = shown_or_absent(value_at(run, key))
@@ -90,7 +90,7 @@ def log_prob_problems(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iter
 
 
 def sampling_warnings(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
-    """With log-probs of the sampling distribution: what the trainer does not know of the sampler, and what it costs."""
+    """Warns of sampling parameters that the trainer does not apply, and says what they do to the ratios."""
     _, mode = log_probs_mode(run)
     if isinstance(mode, str) and mode != "processed_logprobs":
         return
@@ -111,7 +111,7 @@ def sampling_warnings(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iter
 def log_probs_mode(run: Mapping[str, Any]) -> tuple[str, object]:
     """The key that decides which log-probs the engine returns, and its value.
 
-    Arguments of the engine's own go over verl's, and vLLM takes an absent mode for `raw_logprobs`.
+    The engine's own arguments take precedence over verl's, and without a mode vLLM returns `raw_logprobs`.
     """
     key = f"{ROLLOUT}.logprobs_mode"
     vllm = value_at(run, f"{ROLLOUT}.name") == "vllm"
@@ -137,7 +137,7 @@ def _parameters(node: Mapping[str, Any], path: str, engine: object) -> Iterator[
 
 
 def _opened(value: object) -> object:
-    """VLLM takes this argument as JSON too."""
+    """The value as a mapping: vLLM accepts this argument as JSON text, too."""
     if not isinstance(value, str):
         return value
     try:
@@ -176,7 +176,9 @@ def _truncated(parameter: Parameter, config: RolloutCorrConfig) -> str:
 
 
 def _rejecting(config: RolloutCorrConfig, kept: float | None) -> Iterator[tuple[str, float]]:
-    """The criteria whose lower bound on a ratio, or a product or a mean of ratios, truncation can break by itself."""
+    """The criteria whose lower bound truncated sampling alone can break: bounds on a ratio, or on a product or mean of
+    ratios.
+    """
     for criterion in config.reject:
         lower = criterion.bounds.lower
         if criterion.stat is not Stat.K1 or lower is None or criterion.agg is Agg.MAX:

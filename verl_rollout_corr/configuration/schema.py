@@ -1,9 +1,10 @@
 """The shape of the node `rollout_corr` in a composed Hydra configuration.
 
-Two properties are on purpose. Every scalar is MISSING, which Hydra never merges over a value, so that each preset of a
-list may bring the schema along without resetting what an earlier one set; the parser fills in the defaults. And leaves
-are `Any`: the parser says what to write instead, where OmegaConf could only say "not a float", and would turn `true`
-into the text "True". Processes that receive the configuration import this module to unpickle it: nothing heavy here.
+Two properties are intended. Every scalar is MISSING, which Hydra never merges over a value: so each preset of a list
+can include the schema without resetting what an earlier one has set. The parser fills in the defaults. And leaves are
+`Any`: the parser says what to write instead, where OmegaConf could only say "not a float" and would turn `true` into
+the text "True". Processes that receive the configuration import this module to unpickle it, so it imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def register(overrides: Iterable[str] = ()) -> None:
 
 
 def _exists(override: str) -> bool:
-    """Whether the key of an override is one of ours, or none of our business."""
+    """Whether the key of an override exists in the node, or does not belong to the node at all."""
     group, *path = override.strip().partition("=")[0].split(".")
     if group != "rollout_corr" or not path:
         return True

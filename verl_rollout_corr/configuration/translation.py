@@ -1,28 +1,67 @@
 """From the settings of verl's own correction or of another framework to a command line of ours.
 
-What a setting means there is in `hints.py`; here is how several of them together become one configuration. A meaning
-that we cannot say is named, never guessed. Sources: the frameworks' own code (docs/reference/peers.md).
+`hints.py` says what one setting means there. Here several settings together become one configuration. A meaning that
+our configuration cannot express is named, never guessed. Sources: the frameworks' own code (docs/reference/peers.md).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from verl_rollout_corr.configuration.hints import HINTS
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.errors import ConfigError
 
-Settings = dict[str, str]
-"""What is left of the settings, by name; a rule takes out what it has read."""
+
+class Settings:
+    """The settings that no rule has read yet: reading one takes it out, so that what is left was not understood."""
+
+    def __init__(self, written: Mapping[str, str]) -> None:
+        self.left = {
+            name.rpartition(".")[2].lstrip("-").replace("-", "_").lower(): value for name, value in written.items()
+        }
+
+    def text(self, name: str, default: str = "") -> str:
+        """The text of a setting without the brackets and quotes of a list; none, null and nothing are the default."""
+        text = self.left.pop(name, default).strip("[]\"' ")
+        return default if text.lower() in ("none", "null", "") else text
+
+    def yes(self, name: str, default: bool = False) -> bool:
+        """Whether a setting is switched on."""
+        return self.text(name, str(default)).lower() in ("1", "true", "yes", "on")
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """The number of a setting."""
+        text = self.text(name)
+        try:
+            return float(text) if text else default
+        except ValueError:
+            raise ConfigError(f"{name} is {text!r}: it is a number there. Write one.") from None
+
+    def numbers(self, name: str, ends: tuple[str, str], *defaults: float | None) -> tuple[float | None, float | None]:
+        """Two bounds that are two settings: `name` with each of `ends` in the place of {}."""
+        lower, upper = defaults or (None, None)
+        return self.number(name.format(ends[0]), lower), self.number(name.format(ends[1]), upper)
+
+    def band(self, name: str, default: str = "") -> tuple[float | None, float | None]:
+        """Two bounds that are one setting."""
+        return _band(self.text(name, default))
+
+    def word(self, name: str, words: Collection[str], default: str = "") -> str:
+        """The word of a setting: ours where `words` says what ours is; empty where nothing is set."""
+        text = self.text(name, default).lower()
+        if text and text not in words:
+            raise ConfigError(f"{name} is {text!r}: it is none of {', '.join(words)}.")
+        return cast("Mapping[str, str]", words)[text] if text and isinstance(words, Mapping) else text
 
 
 @dataclass
 class Draft:
-    """The node that is being put together, and what there is to say about it."""
+    """The node that is being put together, and what the user should know about it."""
 
     mode: str = "decoupled"
     loss: str = "ppo_clip"
@@ -32,18 +71,29 @@ class Draft:
     unsaid: list[str] = field(default_factory=list[str])
 
     def weigh(
-        self, level: str, *, lower: float | None = None, upper: float | None = None, outside: str = "truncate"
+        self, level: str, lower: float | None = None, upper: float | None = None, outside: str = "truncate"
     ) -> None:
         """The importance weights."""
         self.weights |= {"level": level, "lower": lower, "upper": upper, "outside": outside}
 
     def drop(
-        self, criterion: str, *, lower: float | None = None, upper: float | None = None, when: str | None = None
+        self, criterion: str, lower: float | None = None, upper: float | None = None, when: str | None = None
     ) -> None:
-        """One criterion; bounds that are there already stay where none is given."""
+        """One criterion; a bound that is there already stays where none is given."""
         entry = self.reject.setdefault(criterion, {"lower": None, "upper": None, "when": when})
         entry["lower"] = entry["lower"] if lower is None else lower
         entry["upper"] = entry["upper"] if upper is None else upper
+
+    def drop_if_set(self, criterion: str, lower: float | None, upper: float | None, when: str | None = None) -> None:
+        """The same, but only if a bound is set: the criterion is off by default there."""
+        if lower is not None or upper is not None:
+            self.drop(criterion, lower, upper, when)
+
+    def drop_negative_drift(self, delta: float | None) -> None:
+        """Off-policy sequence masking with this delta."""
+        if delta is not None:
+            self.drop("seq_mean_k1", round(math.exp(-delta), 6), when="negative_advantage")
+            self.differs.append("the bound of off-policy masking is on the ratio here: lower is exp(-delta)")
 
     def node(self) -> dict[str, Any]:
         """The node `rollout_corr` as a mapping."""
@@ -73,10 +123,9 @@ def translate(peer: str, settings: Mapping[str, str], presets: Mapping[str, Mapp
     rule = PEERS.get(peer.lower().replace("_", "-"))
     if rule is None:
         raise ConfigError(f"--from is {peer!r}. Write one of {', '.join(sorted(PEERS))}.")
-    left = {name.rpartition(".")[2].lstrip("-").replace("-", "_").lower(): value for name, value in settings.items()}
-    draft = Draft()
-    rule(left, draft)
-    for name in left:
+    unread, draft = Settings(settings), Draft()
+    rule(unread, draft)
+    for name in unread.left:
         hint = next((hint for hint in HINTS if hint.theirs == name), None)
         draft.unsaid.append(f"{name}: {f'the nearest here is {hint.ours}' if hint else 'not known here'}")
     node = to_mapping(parse(draft.node()))
@@ -104,54 +153,35 @@ def _text(value: Any) -> str:
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _number(settings: Settings, name: str, default: float | None = None) -> float | None:
-    text = settings.pop(name, None)
-    if text is None or text.strip().lower() in ("none", "null", ""):
-        return default
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{name} is {text!r}: it is a number there. Write one.") from None
-
-
-def _yes(settings: Settings, name: str, default: bool = False) -> bool:
-    return settings.pop(name, str(default)).strip().lower() in ("1", "true", "yes", "on")
-
-
-def _word(settings: Settings, name: str, words: Mapping[str, str], default: str | None = None) -> str | None:
-    text = settings.pop(name, default)
-    if text is None or text.lower() in ("none", "null"):
-        return None
-    if text.lower() not in words:
-        raise ConfigError(f"{name} is {text!r}: it is none of {', '.join(words)}.")
-    return words[text.lower()]
-
-
 def _band(text: str) -> tuple[float | None, float | None]:
     """`0.5_5`, `[0.5, 5]` or `2` as lower and upper."""
     numbers = [float(one) for one in re.findall(r"[0-9.]+(?:[eE][-+]?[0-9]+)?", text.replace("_", " "))]
     return (numbers[0], numbers[1]) if len(numbers) > 1 else (None, numbers[0] if numbers else None)
 
 
-def _negative_drift(draft: Draft, delta: float | None) -> None:
-    if delta is not None:
-        draft.drop("seq_mean_k1", lower=round(math.exp(-delta), 6), when="negative_advantage")
-        draft.differs.append("the bound of off-policy masking is on the ratio here: lower is exp(-delta)")
+def _inverse(bound: float | None) -> float | None:
+    return round(1 / bound, 6) if bound else None
+
+
+_LEVELS = {"token": "token", "sequence": "seq_sum"}
+_MODES = {
+    f"{level}_{outside}": f"{ours} {outside}" for level, ours in _LEVELS.items() for outside in ("truncate", "mask")
+}
+_K1 = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+_LOW_HIGH = ("low", "high")
 
 
 def _verl(settings: Settings, draft: Draft) -> None:
-    draft.mode = "bypass" if _yes(settings, "bypass_mode") else "decoupled"
-    draft.loss = (
-        _word(settings, "loss_type", {"ppo_clip": "ppo_clip", "reinforce": "reinforce"}, "ppo_clip") or "ppo_clip"
-    )
-    draft.loss = draft.loss if draft.mode == "bypass" else "ppo_clip"
-    level = _word(settings, "rollout_is", {"token": "token", "sequence": "seq_sum"})
-    lower, upper = _band(settings.pop("rollout_is_threshold", "2.0"))
-    normalize = _yes(settings, "rollout_is_batch_normalize")
-    if level is not None and draft.mode == "bypass" and draft.loss == "ppo_clip":
+    draft.mode = "bypass" if settings.yes("bypass_mode") else "decoupled"
+    loss = settings.word("loss_type", ("ppo_clip", "reinforce"), "ppo_clip")
+    draft.loss = loss if draft.mode == "bypass" else "ppo_clip"
+    level = settings.word("rollout_is", _LEVELS)
+    lower, upper = settings.band("rollout_is_threshold", "2.0")
+    normalize = settings.yes("rollout_is_batch_normalize")
+    if level and draft.mode == "bypass" and draft.loss == "ppo_clip":
         draft.unsaid.append("rollout_is in bypass mode with ppo_clip: PPO's ratio is the weight already")
-    elif level is not None:
-        draft.weigh(level, lower=lower, upper=upper, outside="truncate" if lower is None else "mask")
+    elif level:
+        draft.weigh(level, lower, upper, "truncate" if lower is None else "mask")
         if normalize and draft.mode == "bypass":
             draft.unsaid.append("rollout_is_batch_normalize in bypass mode: the loss sees a micro-batch, not the batch")
         elif normalize:
@@ -160,15 +190,18 @@ def _verl(settings: Settings, draft: Draft) -> None:
     _verl_criteria(settings, draft)
 
 
-def _verl_criteria(settings: Settings, draft: Draft) -> None:
-    names = [name.strip() for name in settings.pop("rollout_rs", "").strip("[]\"'").split(",") if name.strip()]
-    bounds = [one.strip() for one in settings.pop("rollout_rs_threshold", "").strip("[]\"'").split(",") if one.strip()]
-    for index, name in enumerate(name for name in names if name.lower() not in ("null", "none")):
-        text = bounds[min(index, len(bounds) - 1)] if bounds else ""
-        lower, upper = _band(text)
-        if name.endswith("k1"):
-            lower = round(1 / upper, 6) if lower is None and upper else lower
-            draft.drop(name, lower=_inverse(upper), upper=_inverse(lower))
+def _verl_criteria(settings: Settings, draft: Draft, prefix: str = "") -> None:
+    """Verl's k1 is -log r, so its bounds are bounds on 1/r: lower and upper change places and are inverted. One bound
+    alone stands for itself and its inverse.
+    """
+    names, texts = (settings.text(f"{prefix}{key}").split(",") for key in ("rollout_rs", "rollout_rs_threshold"))
+    for index, name in enumerate(name.strip() for name in names if name):
+        lower, upper = _band(texts[min(index, len(texts) - 1)])
+        if upper is None:
+            draft.reject[name] = {}  # the parser says what is wrong with it
+        elif name.endswith("k1"):
+            lower = _inverse(upper) if lower is None else lower
+            draft.drop(name, _inverse(upper), _inverse(lower))
             draft.differs.append(
                 f"{name}: verl's bounds are of the inverse ratio, so they are inverted here; if you meant the ratio, "
                 f"write lower={_text(lower)} and upper={_text(upper)}"
@@ -177,131 +210,53 @@ def _verl_criteria(settings: Settings, draft: Draft) -> None:
             draft.drop(name, upper=upper)
 
 
-def _inverse(bound: float | None) -> float | None:
-    return None if not bound else round(1 / bound, 6)
-
-
-_MODES = {"token_truncate": "token", "token_mask": "token", "sequence_truncate": "seq_sum", "sequence_mask": "seq_sum"}
-
-
 def _trl(settings: Settings, draft: Draft) -> None:
-    on = _yes(settings, "vllm_importance_sampling_correction", True)
-    mode = settings.get("vllm_importance_sampling_mode", "sequence_mask")
-    level = _word(settings, "vllm_importance_sampling_mode", _MODES, "sequence_mask")
-    cap = _number(settings, "vllm_importance_sampling_cap", 3.0)
-    upper = _number(settings, "vllm_importance_sampling_clip_max", cap)
-    lower = _number(settings, "vllm_importance_sampling_clip_min")
-    if on and level is not None:
-        draft.weigh(level, lower=lower, upper=upper, outside="mask" if mode.endswith("mask") else "truncate")
+    level, outside = settings.word("vllm_importance_sampling_mode", _MODES, "sequence_mask").split()
+    cap = settings.number("vllm_importance_sampling_cap", 3.0)
+    bounds = settings.numbers("vllm_importance_sampling_clip_{}", ("min", "max"), None, cap)
+    if settings.yes("vllm_importance_sampling_correction", True):
+        draft.weigh(level, *bounds, outside)
         draft.differs.append("TRL's defaults are on, sequence_mask and 3; they are written out here")
-    _negative_drift(draft, _number(settings, "off_policy_mask_threshold"))
+    draft.drop_negative_drift(settings.number("off_policy_mask_threshold"))
 
 
 def _ms_swift(settings: Settings, draft: Draft) -> None:
-    mode = settings.get("rollout_importance_sampling_mode", "")
-    words = {name: level.replace("seq_sum", "seq_mean") for name, level in _MODES.items()}
-    level = _word(settings, "rollout_importance_sampling_mode", words)
-    upper = _number(settings, "rollout_importance_sampling_threshold", 2.0)
-    if level is not None:
-        draft.weigh(level, upper=upper, outside="mask" if mode.endswith("mask") else "truncate")
+    mode = settings.word("rollout_importance_sampling_mode", _MODES).replace("seq_sum", "seq_mean")
+    upper = settings.number("rollout_importance_sampling_threshold", 2.0)
+    if mode:
+        level, outside = mode.split()
+        draft.weigh(level, None, upper, outside)
         if level == "seq_mean":
             draft.differs.append("ms-swift's sequence is a geometric mean, which is seq_mean here")
-    _negative_drift(draft, _number(settings, "off_policy_sequence_mask_delta"))
+    draft.drop_negative_drift(settings.number("off_policy_sequence_mask_delta"))
 
 
-_KINDS = {one: one for one in ("tis", "icepop", "seq-mask-tis")}
+def _by_kind(draft: Draft, kind: str, level: str, lower: float | None, upper: float | None) -> None:
+    """The three corrections that OpenRLHF and NeMo-RL have: tis, icepop, seq-mask-tis."""
+    if kind == "seq-mask-tis":
+        draft.weigh("token")
+        draft.drop("seq_mean_k1", lower, upper)
+    else:
+        draft.weigh(level, lower, upper, "mask" if kind == "icepop" else "truncate")
+
+
+_KINDS = ("tis", "icepop", "seq-mask-tis")
 
 
 def _openrlhf(settings: Settings, draft: Draft) -> None:
-    on = _yes(settings, "enable_vllm_is_correction")
-    lower, upper = _band(settings.pop("vllm_is_truncated_threshold", "0.5 5"))
-    kind = _word(settings, "vllm_is_correction_type", _KINDS, "tis")
-    if not on:
-        return
-    if kind == "seq-mask-tis":
-        draft.weigh("token")
-        draft.drop("seq_mean_k1", lower=lower, upper=upper)
-    else:
-        draft.weigh("token", lower=lower, upper=upper, outside="mask" if kind == "icepop" else "truncate")
-
-
-def _slime(settings: Settings, draft: Draft) -> None:
-    levels = {"token": "token", "sequence": "seq_sum", "geometric": "seq_mean"}
-    weighs = _yes(settings, "use_tis")
-    level = _word(settings, "tis_level", levels, "token")
-    mode = _word(settings, "tis_mode", {"truncate": "truncate", "clip": "truncate", "mask": "mask"}, "truncate")
-    upper = _number(settings, "tis_upper_bound", _number(settings, "tis_clip", 2.0))
-    lower = _number(settings, "tis_lower_bound", _number(settings, "tis_clip_low"))
-    if weighs and level is not None:
-        draft.weigh(level, lower=lower or None, upper=upper, outside=mode or "truncate")
-        if _yes(settings, "tis_batch_normalize"):
-            draft.weights["normalize"] = "batch"
-            draft.differs.append("weights are normalised over the batch here, within a micro-batch there")
-    _slime_criteria(settings, draft, weighs)
-    if _yes(settings, "use_opsm"):
-        _negative_drift(draft, _number(settings, "opsm_delta", 1e-4))
-    if _yes(settings, "use_rollout_logprobs"):
-        draft.mode, draft.weights = "bypass", {}
-
-
-def _slime_criteria(settings: Settings, draft: Draft, weighs: bool) -> None:
-    names = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
-    rejects = _yes(settings, "use_rs")
-    name = _word(settings, "rs_level", names, "token")
-    lower, upper = _number(settings, "rs_lower_bound", 0.5), _number(settings, "rs_upper_bound", 2.0)
-    veto = _number(settings, "rs_veto_threshold")
-    if rejects and name is not None:
-        draft.drop(name, lower=lower, upper=upper)
-        if not weighs:
-            draft.differs.append("use_rs without use_tis does nothing there; here the criterion rejects")
-        if veto is not None:
-            draft.drop("seq_max_k1", lower=veto)
-
-
-def _skyrl(settings: Settings, draft: Draft) -> None:
-    level = _word(settings, "tis_ratio_type", {"token": "token", "sequence": "seq_sum"})
-    token, sequence = (
-        _number(settings, "token_tis_ratio_clip_high", 2.0),
-        _number(settings, "sequence_tis_ratio_clip_high", 5.0),
-    )
-    if level is not None:
-        draft.weigh(level, upper=token if level == "token" else sequence)
-    metric = _word(settings, "sequence_mask_metric", {"product": "product", "geometric": "geo"})
-    for kind, name in (("product", "seq_sum_k1"), ("geo", "seq_mean_k1")):
-        low, high = (_number(settings, f"{kind}_mask_{end}", default) for end, default in _SKYRL_BANDS[kind])
-        if metric == kind:
-            draft.drop(name, lower=low, upper=high)
-    for prefix, name in (("outlier_token_is", "seq_max_k1"), ("token_mask_is", "token_k1")):
-        low, high = (_number(settings, f"{prefix}_threshold_{end}") for end in ("low", "high"))
-        if low is not None or high is not None:
-            draft.drop(name, lower=low, upper=high)
-    kind = _word(settings, "dppo_type", {one: one for one in ("tv", "kl", "binary_tv", "binary_kl")})
-    if kind is not None:
-        draft.mode, draft.loss = "bypass", "reinforce"
-        draft.weigh("token", upper=10.0)
-        criterion, bound = ("token_tv", 0.2) if kind.endswith("tv") else ("token_bkl_mu", 0.05)
-        draft.drop(criterion, upper=_number(settings, "dppo_threshold", bound), when="outward")
-
-
-_SKYRL_BANDS = {"product": (("low", 0.5), ("high", 2.0)), "geo": (("low", 0.99), ("high", 1.01))}
+    kind = settings.word("vllm_is_correction_type", _KINDS, "tis")
+    bounds = settings.band("vllm_is_truncated_threshold", "0.5 5")
+    if settings.yes("enable_vllm_is_correction"):
+        _by_kind(draft, kind, "token", *bounds)
 
 
 def _nemo(settings: Settings, draft: Draft) -> None:
-    on = _yes(settings, "use_importance_sampling_correction")
-    kind = _word(
-        settings, "truncated_importance_sampling_type", {one: one for one in ("tis", "icepop", "seq-mask-tis")}
-    )
-    upper, lower = (
-        _number(settings, "truncated_importance_sampling_ratio"),
-        _number(settings, "truncated_importance_sampling_ratio_min"),
-    )
-    level = "seq_sum" if _yes(settings, "sequence_level_importance_ratios") else "token"
-    if on and kind == "seq-mask-tis":
-        draft.weigh("token")
-        draft.drop("seq_mean_k1", lower=lower, upper=upper)
-    elif on:
-        draft.weigh(level, lower=lower, upper=upper, outside="mask" if kind == "icepop" else "truncate")
-    error = _number(settings, "seq_logprob_error_threshold")
+    kind = settings.word("truncated_importance_sampling_type", _KINDS)
+    bounds = settings.numbers("truncated_importance_sampling_ratio{}", ("_min", ""))
+    level = "seq_sum" if settings.yes("sequence_level_importance_ratios") else "token"
+    if settings.yes("use_importance_sampling_correction"):
+        _by_kind(draft, kind, level, *bounds)
+    error = settings.number("seq_logprob_error_threshold")
     if error is not None:
         draft.drop("seq_mean_abs", upper=round(error - 1, 6))
         draft.differs.append(
@@ -309,76 +264,114 @@ def _nemo(settings: Settings, draft: Draft) -> None:
         )
 
 
+def _slime(settings: Settings, draft: Draft) -> None:
+    weighs = settings.yes("use_tis")
+    level = settings.word("tis_level", {**_LEVELS, "geometric": "seq_mean"}, "token")
+    outside = settings.word("tis_mode", {"truncate": "truncate", "clip": "truncate", "mask": "mask"}, "truncate")
+    old_names = settings.numbers("tis_clip{}", ("_low", ""), None, 2.0)
+    lower, upper = settings.numbers("tis_{}_bound", ("lower", "upper"), *old_names)
+    if weighs:
+        draft.weigh(level, lower or None, upper, outside)
+        if settings.yes("tis_batch_normalize"):
+            draft.weights["normalize"] = "batch"
+            draft.differs.append("weights are normalised over the batch here, within a micro-batch there")
+    criterion = settings.word("rs_level", _K1, "token")
+    band = settings.numbers("rs_{}_bound", ("lower", "upper"), 0.5, 2.0)
+    veto = settings.number("rs_veto_threshold")
+    if settings.yes("use_rs"):
+        draft.drop(criterion, *band)
+        draft.drop_if_set("seq_max_k1", veto, None)
+        if not weighs:
+            draft.differs.append("use_rs without use_tis does nothing there; here the criterion rejects")
+    if settings.yes("use_opsm"):
+        draft.drop_negative_drift(settings.number("opsm_delta", 1e-4))
+    if settings.yes("use_rollout_logprobs"):
+        draft.mode, draft.weights = "bypass", {}
+
+
+def _skyrl(settings: Settings, draft: Draft) -> None:
+    level = settings.word("tis_ratio_type", _LEVELS)
+    caps = {
+        "token": settings.number("token_tis_ratio_clip_high", 2.0),
+        "seq_sum": settings.number("sequence_tis_ratio_clip_high", 5.0),
+    }
+    if level:
+        draft.weigh(level, upper=caps[level])
+    criterion = settings.word("sequence_mask_metric", {"product": "seq_sum_k1", "geometric": "seq_mean_k1"})
+    bands = {
+        "seq_sum_k1": settings.numbers("product_mask_{}", _LOW_HIGH, 0.5, 2.0),
+        "seq_mean_k1": settings.numbers("geo_mask_{}", _LOW_HIGH, 0.99, 1.01),
+    }
+    if criterion:
+        draft.drop(criterion, *bands[criterion])
+    draft.drop_if_set("seq_max_k1", *settings.numbers("outlier_token_is_threshold_{}", _LOW_HIGH))
+    draft.drop_if_set("token_k1", *settings.numbers("token_mask_is_threshold_{}", _LOW_HIGH))
+    kind = settings.word("dppo_type", ("tv", "kl", "binary_tv", "binary_kl"))
+    if kind:
+        draft.mode, draft.loss = "bypass", "reinforce"
+        draft.weigh("token", upper=10.0)
+        criterion, bound = ("token_tv", 0.2) if kind.endswith("tv") else ("token_bkl_mu", 0.05)
+        draft.drop(criterion, None, settings.number("dppo_threshold", bound), "outward")
+
+
 def _prime(settings: Settings, draft: Draft) -> None:
     draft.mode, draft.loss = "bypass", "reinforce"
     draft.weigh("token")
-    low, high = _number(settings, "dppo_mask_low"), _number(settings, "dppo_mask_high")
-    if low is not None or high is not None:
-        draft.drop("token_tv", upper=high if high is not None else low, when="outward")
-        if low != high:
-            draft.differs.append("dppo_mask_low and dppo_mask_high are one bound here; the one for A > 0 is taken")
-    ipo = _number(settings, "ipo_mask_high", _number(settings, "ipo_mask_low"))
-    if ipo is not None:
-        draft.drop("token_tv", upper=ipo)
+    low, high = settings.numbers("dppo_mask_{}", _LOW_HIGH)
+    draft.drop_if_set("token_tv", None, low if high is None else high, "outward")
+    if low != high:
+        draft.differs.append("dppo_mask_low and dppo_mask_high are one bound here; the one for A > 0 is taken")
+    low, high = settings.numbers("ipo_mask_{}", _LOW_HIGH)
+    draft.drop_if_set("token_tv", None, low if high is None else high)
     for prefix, name in (("token", "token_k1"), ("sequence", "seq_max_k1"), ("geo", "seq_mean_k1")):
-        low, high = (_number(settings, f"{prefix}_mask_{end}") for end in ("low", "high"))
-        if low or high:
-            draft.drop(name, lower=low or None, upper=high)
-    lag = _number(settings, "max_off_policy_steps")
+        low, high = settings.numbers(prefix + "_mask_{}", _LOW_HIGH)
+        draft.drop_if_set(name, low or None, high)
+    lag = settings.number("max_off_policy_steps")
     if lag is not None:
         draft.drop("lag", upper=int(lag))
         draft.differs.append("max_off_policy_steps drops rollouts before training there; lag rejects rows here")
-    if settings.pop("kl_tau", None) is not None:
-        draft.unsaid.append("kl_tau: a penalty on l² is no part of a correction here")
+    if settings.text("kl_tau"):
+        draft.unsaid.append("kl_tau: a correction has no penalty on l² here")
 
 
 def _areal(settings: Settings, draft: Draft) -> None:
-    draft.mode = "decoupled" if _yes(settings, "use_decoupled_loss", True) else "bypass"
-    cap = _number(settings, "behave_imp_weight_cap")
+    draft.mode = "decoupled" if settings.yes("use_decoupled_loss", True) else "bypass"
+    cap = settings.number("behave_imp_weight_cap")
     if cap is not None and draft.mode == "decoupled":
-        draft.weigh("token", upper=cap, outside="mask")
-    bound = _number(settings, "m2_threshold")
+        draft.weigh("token", None, cap, "mask")
+    bound = settings.number("m2_threshold")
     if bound is not None:
         draft.drop("batch_mean_k2", upper=bound / 2)
         draft.differs.append("M2PO's threshold is of l²; k2 is half of it, so that the bound is halved")
-    _areal_rejection(settings, draft)
-
-
-def _areal_rejection(settings: Settings, draft: Draft) -> None:
-    if not {"level", "action", "metric", "upper"} & set(settings):
+    if not {"level", "action", "metric", "upper"} & set(settings.left):
         return
-    level = _word(settings, "level", {"token": "token", "sequence": "seq"}, "token") or "token"
-    action = _word(settings, "action", {"mask": "mask", "clamp": "clamp"}, "mask")
+    of_logarithm = settings.left.get("metric") == "kl_k1"
     stats = {"ratio": "k1", "kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3", "binary_kl": "bkl"}
-    metric = settings.get("metric", "ratio")
-    stat = _word(settings, "metric", stats, "ratio") or "k1"
-    agg = _word(settings, "agg", {one: one for one in ("sum", "mean", "max")}, "mean")
-    lower, upper = _number(settings, "lower"), _number(settings, "upper")
-    if metric == "kl_k1":
+    stat = settings.word("metric", stats, "ratio")
+    level = settings.word("level", {"token": "token", "sequence": "seq"}, "token")
+    agg = settings.word("agg", ("sum", "mean", "max"), "mean")
+    lower, upper = settings.number("lower"), settings.number("upper")
+    if of_logarithm:
         lower, upper = (None if bound is None else round(math.exp(bound), 6) for bound in (lower, upper))
         draft.differs.append("AReaL's bounds of kl_k1 are on log r; they are bounds on r here")
-    if action == "clamp":
-        draft.weigh("token" if level == "token" else "seq_mean", lower=lower, upper=upper)
+    if settings.word("action", ("mask", "clamp"), "mask") == "clamp":
+        draft.weigh("token" if level == "token" else "seq_mean", lower, upper)
     else:
-        draft.drop(f"token_{stat}" if level == "token" else f"seq_{agg}_{stat}", lower=lower, upper=upper)
+        draft.drop(f"token_{stat}" if level == "token" else f"seq_{agg}_{stat}", lower, upper)
 
 
 def _roll(settings: Settings, draft: Draft) -> None:
-    levels = {"token": "token", "segment": "turn_mean", "geometric": "seq_mean", "sequence": "seq_sum"}
-    level = _word(settings, "weight_type", levels)
-    upper = _number(settings, "upper_bound", 1.2)
-    if level is not None:
+    level = settings.word("weight_type", {**_LEVELS, "segment": "turn_mean", "geometric": "seq_mean"})
+    upper = settings.number("upper_bound", 1.2)
+    if level:
         draft.weigh(level, upper=upper)
-    settings.pop("enabled", None)
+    settings.text("enabled")
 
 
 def _unsloth(settings: Settings, draft: Draft) -> None:
-    prefix = "unsloth_grpo_"
-    inner = {"rollout_rs": "rollout_rs", "rollout_rs_threshold": "rollout_rs_threshold"}
-    verl = {ours: settings.pop(prefix + theirs) for theirs, ours in inner.items() if prefix + theirs in settings}
-    _verl_criteria(verl, draft)
+    _verl_criteria(settings, draft, "unsloth_grpo_")
     draft.differs = [one.replace("verl's", "Unsloth's") for one in draft.differs]
-    cap = _number(settings, f"{prefix}vllm_is_clip")
+    cap = settings.number("unsloth_grpo_vllm_is_clip")
     if cap is not None:
         draft.weigh("token", upper=cap)
 
@@ -397,4 +390,4 @@ PEERS: dict[str, Callable[[Settings, Draft], None]] = {
     "ms-swift": _ms_swift,
     "unsloth": _unsloth,
 }
-"""Whose settings can be translated."""
+"""The frameworks whose settings can be translated."""

@@ -1,7 +1,7 @@
 """The versions of verl that the hook was written for and tested with, and why others are refused.
 
-What counts is the version of the code that runs, not what is installed: a checkout on PYTHONPATH, or in the working
-directory, comes before an installed verl, whose metadata is found all the same.
+What counts is the version of the code that is imported. A checkout on PYTHONPATH or in the working directory comes
+before an installed verl, whose metadata would say another version.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ REFUSED_VERL: dict[str, str] = {
     "0.7": "it loads no plug-ins, and its default actor drops the columns that carry the correction",
     "0.8": "it loads no plug-ins, neither this one nor a platform on which the end-to-end tests could run",
 }
-"""Older releases that were looked at, and what stands against each."""
+"""Older releases that were examined, and why they cannot work."""
 
 UNTESTED = "VERL_ROLLOUT_CORR_UNTESTED"
-"""The environment variable that allows another version with 1, if every patch fits it."""
+"""The environment variable that allows another version, set to 1, if every patch fits it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A configuration in sentences: what a run will do, read from the words of the grammar."""
+"""A configuration in sentences: what a run will do."""
 
 from __future__ import annotations
 

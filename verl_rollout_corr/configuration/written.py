@@ -1,6 +1,7 @@
-"""The configuration as it was written: what composing hides, read once more as text from the command line and the YAML.
+"""The configuration as it was written, before Hydra read it: the text of the command line and of the YAML files.
 
-`0.5_5` and `1_2` are numbers with digit separators to YAML and to Hydra, which read 0.55 and 12.
+Some texts change their meaning when they are read: `0.5_5` and `1_2` are numbers with digit separators to YAML and to
+Hydra, which read 0.55 and 12.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from omegaconf import DictConfig
 from verl_rollout_corr.configuration.node import two_bounds, two_bounds_instead
 
 BASE = "rollout_corr_base"
-"""The document that every preset brings: what it says of verl's own keys switches the correction on."""
+"""The document that every preset includes. It sets verl's own keys and so switches the correction on."""
 
 _PACKAGE = "verl_rollout_corr.conf"
 _GROUP = "rollout_corr/"
@@ -38,9 +39,9 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class Document:
     """One YAML document of a run, as Hydra names it (`rollout_corr/k3_rs`).
 
-    `package` is where Hydra put it, empty for the root, where presets belong. `places` are the directories and modules
-    that have a document of this name, those with the first one's text left out; Hydra reads the first. A document
-    that is not a file has none.
+    `package` is where Hydra put it; presets belong at the root, where it is empty. `places` are the directories and
+    modules with a document of this name, of which Hydra reads the first; those with the same text as the first are left
+    out. A document that is not a file has no places.
     """
 
     name: str
@@ -52,11 +53,6 @@ class Document:
     def is_preset(self) -> bool:
         """Whether it is an option of the group `rollout_corr`."""
         return self.name.startswith(_GROUP)
-
-    @property
-    def is_verls(self) -> bool:
-        """Whether it comes with verl."""
-        return bool(self.places) and self.places[0].startswith("pkg://verl.")
 
     def scalars(self) -> dict[str, str]:
         """Dotted key and text of every scalar; the text of a list is empty."""
@@ -70,7 +66,7 @@ def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, .
         loader: Hydra's loader.
         hydra: the node `hydra` of the composed configuration.
     """
-    # The overrides of `hydra` itself are kept apart, and `hydra.searchpath` says where presets of one's own are.
+    # Overrides of `hydra` itself are a separate list; `hydra.searchpath` in it says where the user's presets are.
     overrides = [*hydra.overrides.hydra, *hydra.overrides.task]
     defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
     # Hydra takes `k3_rs.yaml` for `k3_rs`.
@@ -89,7 +85,9 @@ def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, .
 
 
 def override_messages(overrides: Iterable[str]) -> Iterator[str]:
-    """What overrides of `rollout_corr.*` say in a way that Hydra reads differently: two numbers as one, `{}`."""
+    """Messages about overrides of `rollout_corr.*` that Hydra reads differently than they look: two numbers as one, and
+    `{}`.
+    """
     for override in overrides:
         match = _OVERRIDE.fullmatch(override.strip())
         if match is None:
@@ -106,11 +104,11 @@ def override_messages(overrides: Iterable[str]) -> Iterator[str]:
 
 
 def document_messages(documents: Iterable[Document]) -> Iterator[str]:
-    """Documents that write two numbers as one below `rollout_corr`, and presets that Hydra reads from another file
-    than the one that was meant, or puts where nothing reads them.
+    """Messages about documents: two numbers as one below `rollout_corr`, a preset that Hydra reads from another file
+    than the user's, or puts where nothing reads it.
     """
     for document in documents:
-        # Without a header, a preset of one's own is composed into the group's package, where its values belong.
+        # A user's preset without a `# @package` line is composed into the group's package, which is right, too.
         allowed = ("", "rollout_corr") if document.is_preset else ("",)
         if (document.is_preset or document.name == BASE) and document.package not in allowed:
             yield (
@@ -122,7 +120,7 @@ def document_messages(documents: Iterable[Document]) -> Iterator[str]:
                 f"{document.name}.yaml is in {', '.join(document.places)}: Hydra reads the first, so that your own "
                 "preset of this name would not be used. Write it under a name that no preset of the package has."
             )
-        if not document.is_verls:
+        if "rollout_corr" in f"{document.package} {document.text}":
             for key, text in document.scalars().items():
                 if key.startswith("rollout_corr."):
                     yield from _two_bounds(key, text, f"in {document.name}.yaml")
@@ -142,7 +140,7 @@ def preset_names(documents: Iterable[Document]) -> list[str]:
 
 
 def own_files(documents: Iterable[Document]) -> Iterator[str]:
-    """A line for each preset of the user's that goes before one of the package with the same name."""
+    """A line for each preset of the user's that replaces a preset of the package with the same name."""
     for document in documents:
         if document.is_preset and f"pkg://{_PACKAGE}" in document.places[1:]:
             name = document.name.removeprefix(_GROUP)
@@ -150,7 +148,7 @@ def own_files(documents: Iterable[Document]) -> Iterator[str]:
 
 
 def _in_braces(text: str, path: str) -> Iterator[tuple[str, str]]:
-    """The scalars of a mapping as Hydra writes it on the command line, where no space need follow a colon."""
+    """The scalars of a mapping on the command line, where Hydra does not require a space after a colon."""
     try:
         yield from _walk(_parsed(_BEFORE_VALUE.sub(": ", text)), path)
     except yaml.YAMLError:  # Hydra's own message is about the whole of it

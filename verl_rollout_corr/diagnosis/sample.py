@@ -106,7 +106,7 @@ class Sample:
 
     @cached_property
     def turn(self) -> np.ndarray:
-        """(N,) the number of the turn; of positions that are no response token, of the turn before."""
+        """(N,) the number of the turn; at positions that are not response tokens, of the turn before."""
         mask = self.batch.mask
         starts = mask & ~np.concatenate([[False], mask[:-1]])
         first = np.zeros(len(mask), bool)

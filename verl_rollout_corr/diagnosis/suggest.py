@@ -84,7 +84,7 @@ def suggest(
 ) -> Suggestion:
     """The presets whose threshold keeps about `keep` of the dump's tokens, and which of them to take.
 
-    Raises ConfigError for a `keep` outside (0, 1), DumpError for what is no dump.
+    Raises ConfigError for a `keep` outside (0, 1), DumpError for what is not a dump.
     """
     if not 0 < keep < 1:
         raise ConfigError(f"--keep is {keep:g}: it is a share of the tokens. Write a number between 0 and 1, as 0.95.")

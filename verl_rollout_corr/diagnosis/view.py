@@ -11,7 +11,7 @@ from verl_rollout_corr.diagnosis.rows import likely
 from verl_rollout_corr.diagnosis.sample import Sample
 
 MISSING = 20.0
-"""What |l| counts as where a log-prob is no number: the bound of every exponent."""
+"""What |l| counts as where a log-prob is not a number: the bound of every exponent."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class View:
 
     @cached_property
     def log_ratio(self) -> np.ndarray:
-        """l, in [-20, 20]; 20 where it is no number."""
+        """l, in [-20, 20]; 20 where it is not a number."""
         with np.errstate(invalid="ignore"):
             difference = (self.train - self.rollout).clip(-MISSING, MISSING)
         return np.where(np.isnan(difference), MISSING, difference)

@@ -311,7 +311,7 @@ def what_if(
 ) -> list[WhatIf]:
     """What each configuration does to the dump, in one pass over it. Invalid rows are rejected and counted.
 
-    Raises DumpError for what is no dump, or for one of bypass mode, which has no log-probs of the trainer.
+    Raises DumpError for what is not a dump, or for one of bypass mode, which has no log-probs of the trainer.
     """
     dump = open_dump(path)
     if dump.facts.train_policy == "rollout":

@@ -171,7 +171,7 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except DumpError:
         raise
-    # Names that are no UTF-8 and numbers that do not fit are ValueErrors and OverflowErrors of its Python half.
+    # Names that are not UTF-8 and numbers that do not fit are ValueErrors and OverflowErrors of its Python half.
     except (pa.ArrowException, OSError, MemoryError, ValueError, OverflowError, LookupError) as error:
         line = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise DumpError(f"{what} cannot be read as Parquet: {line}") from None

@@ -1,7 +1,7 @@
-"""What a caller may pass instead of tensors: NumPy arrays (and what turns into one), lists of rows, rows of any length.
+"""What a caller may pass instead of tensors: NumPy arrays (and what can be converted into one), and lists of rows.
 
-Rows of equal lengths become a padded (B, T) tensor, others a jagged one. What cannot become rows of tokens is refused
-with the name of the argument and of the row.
+Rows of equal lengths become a padded (B, T) tensor, others a jagged one. Anything else is refused with the name of the
+argument and of the row.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _LOG_PROBS = ("train_log_probs", "rollout_log_probs")
 
 
 def as_tensors(**named: Any) -> dict[str, Any]:
-    """Each argument as a tensor, by its name; tensors and None stay what they are.
+    """Each argument as a tensor, by its name; tensors and None stay as they are.
 
-    A list with rows of different lengths becomes jagged, and so do the other lists beside it or beside a jagged tensor:
-    the door then compares row by row. None inside a list of log-probs is NaN: no log-prob. Lists of log-probs become
-    float32, on the device of the tensors beside them.
+    A list with rows of different lengths becomes jagged, and so do the other lists beside it or beside a jagged tensor,
+    so that their rows can be compared one by one. None inside a list of log-probs becomes NaN, a missing log-prob.
+    Lists of log-probs become float32, on the device of the tensors beside them.
 
     Raises:
         InputError: for an argument or a row that holds no numbers.

@@ -1,4 +1,4 @@
-"""What the face's `correct` answers."""
+"""The result of `correct`."""
 
 from __future__ import annotations
 

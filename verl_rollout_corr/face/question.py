@@ -1,4 +1,4 @@
-"""What `correct` was asked, and what one criterion says of it: computed when it is asked for, from the same tensors."""
+"""The arguments of `correct`, and the result of one criterion on them, computed when it is asked for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Question:
         return replace(self, **{name: tensor.detach() for name, tensor in tensors.items() if tensor is not None})
 
     def judged(self) -> Judged:
-        """The batch as the maths sees it, checked at the door once more."""
+        """The batch as the maths sees it. The arguments are checked again."""
         batch = prepare(
             self.train_log_probs,
             self.rollout_log_probs,
@@ -82,7 +82,9 @@ class CriterionResult:
 
 @dataclass(frozen=True)
 class Judged:
-    """A checked batch; `invalid` (B, T) bool: response tokens that cannot be; `tokens`: those of valid rows."""
+    """A checked batch. `invalid`: (B, T) bool, response tokens whose log-prob is invalid. `tokens`: the tokens of valid
+    rows.
+    """
 
     batch: Batch
     invalid: Tensor

@@ -1,1 +1,1 @@
-"""Everything that touches verl: one file per seam, all of them declared in `compat.py`."""
+"""Everything that touches verl: one file per part of verl. `seams.py` declares every function that is replaced."""

@@ -11,10 +11,12 @@ from verl_rollout_corr.grammar import Bounds, Mode, RolloutCorrConfig, Weights
 from verl_rollout_corr.kernels.choice import chosen
 
 DECIDING_ROLE = "trainer"
-"""The process that corrects in decoupled mode; its line says who does the maths there. In bypass mode the loss does."""
+"""The process that corrects in decoupled mode. Its line also says which kernels compute, since in bypass mode the
+actors do.
+"""
 
 _announced: dict[str, str] = {}
-"""What this process said, by role."""
+"""The start-up lines that this process has printed, by role."""
 
 
 def in_ray_actor() -> bool:
@@ -46,7 +48,7 @@ def _criteria_text(config: RolloutCorrConfig) -> str:
 
 
 def describe(config: RolloutCorrConfig) -> str:
-    """What is active, as `key=value` words without spaces inside a value."""
+    """The start-up line: what is active, as `key=value` words without spaces inside a value."""
     preset, verl = "+".join(config.presets) or "custom", found_verl()
     return (
         f"preset={preset} mode={config.mode} loss={config.loss} weights={_weights_text(config.weights)} "
@@ -57,14 +59,14 @@ def describe(config: RolloutCorrConfig) -> str:
 
 
 def announce(role: str, config: RolloutCorrConfig) -> None:
-    """Prints the start-up line of this process: once per role, and anew where something else is active, as in the next
+    """Prints the start-up line of this process: once per role, and again if something else is active, as in the next
     job of a sweep.
     """
     text = describe(config)
     if role == DECIDING_ROLE and config.mode is Mode.DECOUPLED:
         text += f" maths={chosen().name}"
     said = _announced.get(role, "")
-    # A job of a sweep is resolved once more where the names of its presets have not arrived: the same, said already.
+    # A job of a sweep is resolved a second time, without the names of its presets: that line was printed already.
     same = said == text or (not config.presets and said.partition(" ")[2] == text.partition(" ")[2])
     if not same:
         _announced[role] = text

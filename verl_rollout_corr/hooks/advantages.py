@@ -1,7 +1,8 @@
-"""The seams around verl's advantages: they see the mask without holes, and `baseline: kept` chooses who votes.
+"""Verl's advantages, wrapped: they see the whole response mask, and `baseline: kept` decides which rows count in a
+baseline.
 
-Our configuration reaches these functions inside verl's own `algorithm.rollout_correction`, which verl hands to both
-of them.
+Our configuration reaches these functions inside verl's own `algorithm.rollout_correction`, which verl passes to both of
+them.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ from verl_rollout_corr.kernels.choice import correct
 
 
 def kept_rows(batch: DataProto, config: RolloutCorrConfig) -> torch.Tensor:
-    """(B,) bool: rows with a kept token, decided without advantages (the parser refuses `when` beside `baseline:
-    kept`).
-    """
+    """(B,) bool: rows with a kept token, decided without advantages (the parser refuses `when` beside `kept`)."""
     columns = batch.batch
     result = correct(
         columns["old_log_probs"],
@@ -38,8 +37,8 @@ def kept_rows(batch: DataProto, config: RolloutCorrConfig) -> torch.Tensor:
 
 
 def wrap_verl_correction(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Verl's correction where no preset is on; else nothing but the rows that may vote, if `baseline: kept` asks for
-    them.
+    """In place of verl's correction: without a preset verl's own; with `baseline: kept` the rows that count in a
+    baseline; otherwise nothing.
     """
 
     @functools.wraps(original)
@@ -70,14 +69,14 @@ def wrap_bypass_mode(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _session_votes(votes: torch.Tensor, batch_keys: list[str]) -> torch.Tensor:
-    """A session votes if any of its rows has a kept token: only its final row enters the baseline."""
+    """A session counts in the baseline if any of its rows has a kept token; verl takes its final row only."""
     sessions = [key.rsplit("_", 1)[0] for key in batch_keys]
     kept = {session for session, vote in zip(sessions, votes.tolist(), strict=True) if vote}
     return torch.tensor([session in kept for session in sessions], device=votes.device)
 
 
 def wrap_multi_trajectory_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """V1's advantages over sessions of several rows, with votes by session."""
+    """V1's advantages over sessions of several rows, with `baseline: kept` decided for whole sessions."""
 
     @functools.wraps(original)
     def compute_advantage_for_multi_trajectories(data: DataProto, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +92,9 @@ def wrap_multi_trajectory_advantage(original: Callable[..., Any]) -> Callable[..
 
 
 def wrap_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The estimators of verl over the rows that may vote; the other rows, and the only voter of a group, get 0."""
+    """Verl's advantage estimators over the rows that count in a baseline. All other rows get 0, and so does a row that
+    is the only one of its group.
+    """
 
     @functools.wraps(original)
     def compute_advantage(data: DataProto, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,8 +112,8 @@ def wrap_advantage(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _has_peer(votes: torch.Tensor, uid: Any) -> torch.Tensor:
-    """(B,) bool: another row of the group votes too. A lone voter cannot be compared: verl would hand it its raw
-    score.
+    """(B,) bool: rows whose group has another row that counts. A row alone cannot be compared with anything: verl would
+    give it its raw score as advantage.
     """
     _, inverse = np.unique(np.asarray(uid).astype(str), return_inverse=True)
     group = torch.as_tensor(inverse, dtype=torch.int64, device=votes.device)
@@ -122,7 +123,7 @@ def _has_peer(votes: torch.Tensor, uid: Any) -> torch.Tensor:
 def _over_rows(
     rows: torch.Tensor, original: Callable[..., Any], data: DataProto, adv_estimator: Any, args: Any, kwargs: Any
 ) -> DataProto:
-    """Advantages and returns of these rows among themselves, 0 in the others."""
+    """Advantages and returns computed from these rows alone; 0 in all other rows."""
     mask = data.batch["response_mask"]
     found = {name: torch.zeros_like(data.batch["token_level_rewards"]) for name in ("advantages", "returns")}
     index = rows.nonzero().flatten()

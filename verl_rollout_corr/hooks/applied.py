@@ -1,10 +1,10 @@
-"""What the actor's loss was given: counted where it runs, added up on the trainer."""
+"""Counts of what the actor's loss was given: made where the loss runs, added up in the trainer."""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -26,16 +26,20 @@ class Counts:
     clipped: Tensor
     """Kept tokens that the clip of bypass mode's PPO silences."""
     digest: Tensor
-    """Of the decision as it came to the loss (`proof.row_digests`), modulo 2^64."""
+    """The digest of the decision that the loss received (`proof.row_digests`), modulo 2^64."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in _FIELDS))
 
-    def __reduce__(self) -> tuple[type[Counts], tuple[Tensor, ...]]:
-        # Pickled long after the loss: one copy to the host for the integers, one for the sum.
-        whole = iter(torch.stack([getattr(self, name) for name in _WHOLE]).cpu().unbind())
-        weight_sum = self.weight_sum.cpu()
-        return Counts, tuple(next(whole) if name in _WHOLE else weight_sum for name in _FIELDS)
+    def __reduce__(self) -> tuple[Callable[[Tensor], Counts], tuple[Tensor]]:
+        # Pickled after the mini-batch, with one copy to the host: the bits of the float64 travel as an int64.
+        bits = [self.weight_sum.view(torch.int64), *(getattr(self, name) for name in _WHOLE)]
+        return _from_bits, (torch.stack(bits).cpu(),)
+
+
+def _from_bits(bits: Tensor) -> Counts:
+    weight_sum, *whole = bits.unbind()
+    return Counts(weight_sum=weight_sum.view(torch.float64), **dict(zip(_WHOLE, whole, strict=True)))
 
 
 _FIELDS = tuple(field.name for field in fields(Counts))
@@ -117,7 +121,7 @@ class Applied:
 
     @property
     def digest(self) -> int:
-        """Of the decisions as they came to the loss, modulo 2^64."""
+        """The digest of the decisions that the loss received, modulo 2^64."""
         return int(self.total.digest) % 2**64
 
     @property

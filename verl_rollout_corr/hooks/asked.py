@@ -1,6 +1,7 @@
-"""The checks of a run whose driver did not go through Hydra's command line, and of the jobs of a sweep.
+"""The checks of a run that was composed without Hydra's command line, and of the jobs of a sweep.
 
-verl asks for the environment of Ray's workers right before it starts Ray, in every program that trains a policy.
+Every program of verl that trains a policy asks for the environment of Ray's workers right before it starts Ray, so the
+checks run there.
 """
 
 from __future__ import annotations
@@ -30,9 +31,7 @@ def check_asked(config: DictConfig) -> bool:
 
 
 def wrap_runtime_env(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Verl's environment for Ray's workers, which the driver asks for right before it starts Ray: the run is checked
-    before, and the workers are told which code the driver runs.
-    """
+    """The environment of Ray's workers. The run is checked first, and the workers learn which code the driver runs."""
 
     @functools.wraps(original)
     def get_ppo_ray_runtime_env(config: Any = None) -> dict[str, Any]:

@@ -20,7 +20,9 @@ __all__ = ["applied", "apply_all", "apply_module", "apply_seam", "check_verl", "
 
 
 def known_trainer(trainer_class: type) -> Trainer:
-    """The entry of this class, not of a base: a subclass may change what the hook relies on. Raises HookError."""
+    """The entry of exactly this class: a subclass may change what the hook relies on. Raises HookError if there is
+    none.
+    """
     path = f"{trainer_class.__module__}.{trainer_class.__name__}"
     for trainer in TRAINERS:
         if trainer.path == path:
@@ -33,7 +35,9 @@ def known_trainer(trainer_class: type) -> Trainer:
 
 
 def check_verl() -> Verl:
-    """The verl of this process. Raises HookError if it is neither supported nor allowed and fit for every patch."""
+    """The verl of this process. Raises HookError unless it is supported, or allowed by the user and fit for every
+    patch.
+    """
     verl = check_version()
     if verl.untested:
         _check_untested(verl)
@@ -42,7 +46,7 @@ def check_verl() -> Verl:
 
 @lru_cache(maxsize=1)
 def _check_untested(verl: Verl) -> None:
-    """By its source files: one process imports only a part of verl, and the run needs all of it."""
+    """Looks at verl's source files, since one process imports only a part of verl and the run needs all of it."""
     sources = Sources(verl.folder, "verl")
     found = [(patch.where, patching.misfit_in_sources(patch, sources)) for patch in SEAMS]
     misfits = [f"{where} {why}" for where, why in found if why is not None]
@@ -55,7 +59,7 @@ def _check_untested(verl: Verl) -> None:
 
 @lru_cache(maxsize=1)
 def warn_of_untested(verl: Verl) -> None:
-    """Says so once in a process, on standard error, if this package was never tested with this verl."""
+    """Warns once per process, on standard error, if this package was never tested with this verl."""
     if verl.untested:
         print(
             f"[rollout_corr] WARNING: verl {verl.version} was never tested with this package, which supports "

@@ -25,7 +25,7 @@ def count_kept(worker: Any, data: TensorDict) -> None:
     group = worker.engine.get_data_parallel_group()
     if group is not None:  # torchtitan has none where one rank's share is the whole mini-batch
         torch.distributed.all_reduce(counts, group=group)
-    tokens, sequences = counts.tolist()
+    tokens, sequences = counts.tolist()  # verl's loss divides by Python numbers: one host copy per mini-batch
     tu.assign_non_tensor(data, **{wire.KEPT_TOKENS: tokens, wire.KEPT_SEQUENCES: sequences})
 
 
@@ -41,7 +41,7 @@ def _kept_counts(data: TensorDict) -> tuple[int, int]:
 
 
 def set_counts(changed: TensorDict, keep: torch.Tensor, mask: torch.Tensor, config: RolloutCorrConfig) -> None:
-    """Writes into a micro-batch what its means divide by, and over what they run."""
+    """Writes into a micro-batch what the means of its loss divide by, and the mask of the tokens in them."""
     tokens = changed["batch_num_tokens"]
     if config.denominator is Denominator.KEPT:
         tokens, sequences = _kept_counts(changed)
@@ -56,7 +56,9 @@ def _needs_horizon(actor: Any) -> bool:
 
 
 def with_horizon(actor: Any, data: TensorDict) -> Any:
-    """The actor's configuration with a constant to divide by: verl takes the longest response of the micro-batch."""
+    """The actor's configuration with a constant to divide by. Verl alone would divide by the longest response of the
+    micro-batch, so the loss would depend on how a batch is cut.
+    """
     if not _needs_horizon(actor):
         return actor
     horizon = tu.get_non_tensor_data(data=data, key=wire.HORIZON, default=None)

@@ -1,8 +1,8 @@
-"""One update of the actor, the same in every trainer: fetch the batch, decide, ship the decision, let verl train, hold
-what the workers did against what was decided, and keep the statistics.
+"""One update of the actor, the same in every trainer.
 
-What differs is where a batch lives. An `Adapter` fetches from there and ships to there: `driver_v0.py` a DataProto,
-`driver_v1.py` verl's TransferQueue.
+Fetch the batch, decide, ship the decision, let verl train, compare what the workers applied with what was decided, and
+keep the statistics. Trainers differ in where a batch lives: an `Adapter` fetches from there and ships to there.
+`driver_v0.py` has the one for a DataProto, `driver_v1.py` the one for verl's TransferQueue.
 """
 
 from __future__ import annotations
@@ -67,24 +67,26 @@ class Adapter(Protocol):
     """Where the batch of one update lives."""
 
     def fetch(self, more: Sequence[str] = ()) -> TrainerBatch:
-        """What is to be corrected, and `more` columns where the batch has them."""
+        """The batch to correct, and the columns named in `more` that the batch has."""
         ...
 
     def ship(self, columns: dict[str, Tensor], beside: dict[str, Any]) -> None:
-        """Adds the decision to what the workers will get: columns in the layout of the mask, or one value per row, and
-        entries beside them.
+        """Adds the decision to what the workers receive: columns in the layout of the mask or with one value per row,
+        and entries of the whole batch.
         """
         ...
 
     def train(self) -> tuple[Any, dict[str, Any]]:
-        """Runs verl's own update of the actor: what it returns, and the metrics in it, to be changed in place."""
+        """Runs verl's own update of the actor. Returns its answer, and the metrics in that answer, which the caller may
+        change.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What is shipped, with the digests (B,) of it, and in decoupled mode the decision itself: keep, in the layout of
-    the mask, and its sums.
+    """What is shipped to the workers, and a digest (B,) of it. In decoupled mode also the decision: `keep` in the
+    layout of the mask, and the sums.
     """
 
     columns: dict[str, Tensor]
@@ -96,9 +98,9 @@ class Decided:
 def update_actor(
     trainer: Any, config: RolloutCorrConfig, adapter: Adapter
 ) -> tuple[Any, dict[str, Any], UpdateStatistics]:
-    """One update: verl's answer, its metrics without what the workers sent us, and what the update leaves behind.
+    """One update. Returns verl's answer, its metrics without our own entries, and the statistics of the update.
 
-    Raises InputError for a batch that cannot be corrected, HookError if the workers did not apply the decision, or run
+    Raises InputError for a batch that cannot be corrected, HookError if the workers did not apply the decision or run
     other code than this process.
     """
     known, state = compat.known_trainer(type(trainer)), state_of(trainer)
@@ -159,7 +161,7 @@ def _check_rollout(batch: TrainerBatch, config: RolloutCorrConfig) -> None:
 
 
 def _tokens(column: Tensor) -> Tensor:
-    """The values of a column in one piece; of a jagged one, without anything between its rows."""
+    """The values of a column as one flat tensor; of a jagged column, only those inside its rows."""
     return column.contiguous().values() if column.is_nested else column
 
 
@@ -174,7 +176,9 @@ def tokens_of_rows(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FromWorkers:
-    """What the workers sent with their metrics: `sums` in bypass mode, and `first_invalid` if it is to stop the run."""
+    """What the workers sent with their metrics: `sums` in bypass mode, and `first_invalid` where an invalid log-prob
+    stops the run.
+    """
 
     applied: Applied
     sums: Sums | None = None
@@ -182,8 +186,8 @@ class FromWorkers:
 
 
 def take_worker_statistics(metrics: dict[str, Any]) -> FromWorkers:
-    """Removes what the workers sent from verl's metrics and returns the totals. Raises HookError if nothing came: the
-    loss ran without us.
+    """Takes our entries out of verl's metrics and returns their totals. Raises HookError if there are none: verl's loss
+    ran without the correction.
     """
     applied, sums, first_invalid = (
         metrics.pop(_BY_WORKERS + key, None)
@@ -270,7 +274,9 @@ def horizon(run: Any) -> int:
 
 
 def _updates_behind_train(trainer: Any, config: RolloutCorrConfig, known: Trainer) -> int:
-    """How many updates pi_train had seen: pi_old's in decoupled mode, the current policy's in bypass mode."""
+    """How many updates had been made when pi_train was computed: it is pi_old in decoupled mode, the current policy in
+    bypass mode.
+    """
     history = history_of(trainer.actor_rollout_wg)
     if config.mode is Mode.DECOUPLED and known.restores_old_policy:
         return history.last_published

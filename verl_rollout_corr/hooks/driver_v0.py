@@ -21,7 +21,7 @@ def oldest_versions(batch: Any) -> Sequence[Any]:
 
 
 class ProtoAdapter:
-    """A DataProto, of which the workers get a shallow copy with our columns: the trainer's own stays as it is."""
+    """A DataProto. The workers get a shallow copy with our columns, so that the trainer's own is not changed."""
 
     def __init__(self, original: Callable[..., Any], trainer: Any, batch: Any) -> None:
         self._original = original
@@ -39,7 +39,7 @@ class ProtoAdapter:
         )
 
     def ship(self, columns: dict[str, Tensor], beside: dict[str, Any]) -> None:
-        """Into the copy."""
+        """Adds them to the copy."""
         # Without the names, `select` hands out the trainer's own columns.
         self._shipped = self._batch.select(batch_keys=list(self._batch.batch.keys()), deepcopy=False)
         for name, column in columns.items():
@@ -66,7 +66,7 @@ def wrap_workers_start(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Corrects the update. It is a line of the log, unless the trainer joins several (fully_async)."""
+    """Corrects the update. Each update is a line of the log, except where the trainer joins several (fully_async)."""
 
     @functools.wraps(original)
     def _update_actor(self: Any, batch: Any) -> Any:

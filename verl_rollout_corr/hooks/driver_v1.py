@@ -55,8 +55,8 @@ class QueueAdapter:
         )
 
     def ship(self, columns: dict[str, Tensor], beside: dict[str, Any]) -> None:
-        """Into the queue. Workers fetch only what the description of the batch names, so that of the write replaces
-        the one before.
+        """Writes them into the queue. Workers fetch only the columns that the description of the batch names, so the
+        description that the write returns replaces the old one.
         """
         extra_info = dict(self._batch.extra_info)
         updated: Any = tq.kv_batch_put(
@@ -89,8 +89,8 @@ def wrap_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def wrap_compute_old_log_prob(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The first that the trainer does with the engine's log-probs: they are there, and as many as the tokens. verl pads
-    them for metrics of its own, and knows no batch without them.
+    """Checks the engine's log-probs where the trainer first reads them: they must be there, and as many as the tokens.
+    Verl pads them here for metrics of its own, and fails with a KeyError if there are none.
     """
 
     @functools.wraps(original)
@@ -106,7 +106,7 @@ def wrap_compute_old_log_prob(original: Callable[..., Any]) -> Callable[..., Any
 
 
 def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Corrects the update, which `step` makes a line of the log of, alone or with the others of the step."""
+    """Corrects the update. `step` makes a line of the log of it, alone or joined with the other updates of the step."""
 
     @functools.wraps(original)
     def _update_actor(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -121,7 +121,9 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the metrics of the step's updates, joined: verl averages what each update reports by letters in its name."""
+    """Adds the metrics of the step's updates, computed from their joined sums. Verl alone would average what each
+    update reports, or not, by letters in the metric's name.
+    """
 
     @functools.wraps(original)
     def step(self: Any, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:

@@ -44,9 +44,10 @@ def row_lengths(column: torch.Tensor) -> list[int]:
 
 
 def check_lengths(log_probs: Sequence[int], tokens: Sequence[int]) -> None:
-    """Raises InputError at the first row whose engine log-probs are not as many as its response tokens.
+    """Raises InputError at the first row that has not one log-prob of the engine per response token.
 
-    Padding would hide it: what is missing becomes 0.0, a probability of 1, and what is too much shifts nothing.
+    After padding this could not be seen: a missing log-prob becomes 0.0, a probability of 1, and one too many is cut
+    off.
     """
     if len(log_probs) != len(tokens):
         raise InputError(
@@ -86,8 +87,8 @@ def length_error(where: str, found: int, expected: int, more: str = "") -> Input
 
 
 def wrap_agent_loop(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What RayPPOTrainer and its descendants make of an agent loop's sample: its lists are compared before they are
-    padded, after which what is missing cannot be told from a probability of 1.
+    """Checks an agent loop's sample before verl pads it, in RayPPOTrainer and its descendants. After padding a missing
+    log-prob cannot be told from a probability of 1.
     """
 
     @functools.wraps(original)

@@ -1,5 +1,5 @@
-"""Where the first invalid log-prob of an update is: found in the loss without waiting for the host, named by the
-trainer.
+"""Where the first invalid log-prob of an update is. The loss finds it without waiting for the device, and the trainer
+names it in an error.
 """
 
 from __future__ import annotations

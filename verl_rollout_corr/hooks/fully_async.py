@@ -1,8 +1,8 @@
-"""The metrics of fully_async between two synchronisations: joined from sums, not averaged by letters in their names.
+"""The metrics of fully_async between two synchronisations of the weights: computed from joined sums.
 
-FullyAsyncTrainer hands each update's metrics to an aggregator, which averages, adds or takes the largest by what the
-name contains. The update's statistics travel with them, under a name that the aggregator skips, and the aggregator's
-window decides which updates are joined.
+FullyAsyncTrainer hands each update's metrics to an aggregator, which averages, adds or takes the largest, depending on
+letters in the metric's name. The statistics of the update travel with them under a name that the aggregator skips. The
+updates between two resets of the aggregator are joined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from verl_rollout_corr.hooks.updates import UpdateStatistics, joined
 _WINDOW = "_rollout_corr_window"
 
 Window = list[tuple[UpdateStatistics, Callable[[UpdateStatistics], dict[str, float]]]]
-"""Of each update since the last reset: its statistics, and what makes a line of the log of them."""
+"""For each update since the last reset: its statistics, and what turns joined statistics into a line of the log."""
 
 
 def _window(aggregator: Any) -> Window:
@@ -56,7 +56,7 @@ def wrap_get_aggregated_metrics(original: Callable[..., dict[str, Any]]) -> Call
 
 
 def wrap_reset(original: Callable[..., None]) -> Callable[..., None]:
-    """Forgets the window with the metrics."""
+    """Forgets these updates together with verl's metrics."""
 
     @functools.wraps(original)
     def reset(self: Any) -> None:

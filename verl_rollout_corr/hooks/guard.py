@@ -1,8 +1,9 @@
-"""The policy loss of a corrected run: it runs for the correction or not at all, and it uses what it is given.
+"""Two checks of the policy loss in a corrected run: it never runs without the correction, and it uses the weights and
+the mask.
 
-verl looks a policy loss up by name in each call of the actor's loss
-(`verl.trainer.ppo.core_algos.register_policy_loss`), which makes it the last place before the gradient, whatever became
-of the functions around it.
+Verl looks a policy loss up by name in each call of the actor's loss
+(`verl.trainer.ppo.core_algos.register_policy_loss`). It is the last place before the gradient, so the check works there
+even if the functions around it were replaced.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _TENSORS = ("log_prob", "old_log_prob", "advantages", "response_mask", "rollout_
 
 
 def guard(loss_mode: str) -> None:
-    """Registers a policy loss, verl's or the user's, anew: in a corrected run it refuses a batch that the correction
-    has not prepared, and notes what it was handed. A name that is not registered (yet) is left alone.
+    """Wraps a registered policy loss, verl's or the user's. In a corrected run the wrapper refuses a batch that the
+    correction has not prepared, and records what it was handed. A name that is not registered (yet) is left alone.
     """
     policy_loss = POLICY_LOSS_REGISTRY.get(loss_mode)
     if policy_loss is None or hasattr(policy_loss, _GUARDED):
@@ -89,7 +90,9 @@ _MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1]]).bool()
 
 
 def _gradient(policy_loss: Any, actor: Any, mask: Tensor, weights: Tensor) -> Tensor:
-    """With respect to the log-probs, of a batch of two rows. Random numbers of the process stay as they are."""
+    """The gradient of the loss with respect to the log-probs, for a batch of two rows. The random state of the process
+    is kept.
+    """
     changed = copy.copy(actor)
     counts = {
         "dp_size": 1,

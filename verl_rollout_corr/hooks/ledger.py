@@ -1,12 +1,12 @@
-"""What the actor's loss did in one mini-batch, looked at before the optimiser steps on it.
+"""What the actor's loss did in one mini-batch, checked before the optimiser steps.
 
-The loss may not wait for the device, so it leaves tensors here. The check reads them once, between the backward pass
-and the optimiser's step, which waits for the norm of the gradient anyway.
+The loss may not wait for the device, so it leaves tensors here. The check reads them with one copy between the backward
+pass and the optimiser's step, which waits for the norm of the gradient anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.hooks.places import flat
+from verl_rollout_corr.hooks.transport import join
 
 _NO_ROW = torch.iinfo(torch.int64).max
 
@@ -39,14 +40,16 @@ class Call:
 
     @classmethod
     def on(cls, mask: Tensor, rows: Tensor, decided: Tensor, received: Tensor) -> Call:
-        """For a micro-batch with this mask (B, T): digests (B,) of its rows when they were decided and as they came."""
+        """For a micro-batch with this mask (B, T). `decided` and `received` are digests (B,) of its rows, made by the
+        trainer and from what arrived here.
+        """
         no = torch.zeros((), dtype=torch.bool, device=mask.device)
         changed = torch.where(decided == received, torch.full_like(rows, _NO_ROW), rows)
         nothing = torch.full_like(rows[:1], _NO_ROW) if len(rows) else rows.new_full((1,), _NO_ROW)
         return cls(mask.sum(), torch.cat([changed, nothing]).min(), no, no.clone())
 
     def compare(self, prepared: dict[str, Tensor | None], mask: Tensor) -> Tensor | None:
-        """Holds what verl's policy loss was handed against what was prepared for it, at the tokens of the mask. Returns
+        """Compares what verl's policy loss was handed with what was prepared for it, at the tokens of the mask. Returns
         the weights that it was handed.
         """
         if self.received is None:
@@ -68,7 +71,7 @@ class Call:
         return self.received["rollout_is_weights"]
 
     def watch(self, output: Any, silent: Tensor) -> None:
-        """Looks at the gradient of a model output when it comes: it must be 0 where `silent`, flat, is set."""
+        """Checks the gradient of a model output in the backward pass: it must be 0 where `silent` (flat) is set."""
         if not output.requires_grad:
             return
 
@@ -80,14 +83,20 @@ class Call:
 
         output.register_hook(look)
 
+    def flags(self) -> Tensor:
+        """(4,) int64, on the device: tokens, changed_row, altered, leaked."""
+        return torch.stack([self.tokens.long(), self.changed_row, self.altered.long(), self.leaked.long()])
+
     @property
     def sound(self) -> Tensor:
-        """Whether nothing is known, before the backward pass, that speaks against the loss."""
+        """Whether every check that can be made before the backward pass succeeded."""
         return (self.changed_row == _NO_ROW) & ~self.altered
 
 
 def poison(sound: Tensor, dtype: torch.dtype) -> Tensor:
-    """A factor: 1, or NaN, with which verl's optimisers skip their step where nobody looks before it."""
+    """A factor of the loss: 1 if `sound`, otherwise NaN. Verl's optimisers skip a step whose gradient is NaN, so
+    nothing is trained even where `check` does not run.
+    """
     one = torch.ones((), dtype=dtype, device=sound.device)
     return torch.where(sound, one, torch.full_like(one, torch.nan))
 
@@ -122,25 +131,41 @@ def current_call() -> Call | None:
 
 @contextmanager
 def checked_before_step(engine: Any, data: Any) -> Iterator[None]:
-    """Checks the calls of this mini-batch on this rank when the engine is about to step its optimiser."""
+    """Checks the calls of this mini-batch on this rank when the engine is about to step its optimiser, and joins what
+    its micro-batches send to the trainer.
+    """
     ledger = Ledger()
-    step = engine.optimizer_step
-    own = vars(engine).get("optimizer_step")
+    step, update = engine.optimizer_step, engine.train_batch
 
     def optimizer_step(*positional: Any, **named: Any) -> Any:
         check(ledger, data, complete=engine.is_mp_src_rank_with_outputs())
         return step(*positional, **named)
 
-    engine.optimizer_step = optimizer_step
+    def train_batch(*positional: Any, **named: Any) -> Any:
+        output = update(*positional, **named)
+        if engine.is_mp_src_rank_with_outputs():
+            join(output["metrics"])
+        return output
+
     _open.append(ledger)
+    try:
+        with _replaced(engine, optimizer_step=optimizer_step, train_batch=train_batch):
+            yield
+    finally:
+        _open.pop()
+
+
+@contextmanager
+def _replaced(engine: Any, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Replaces methods of one engine, as long as the context lasts."""
+    own = {name: vars(engine)[name] for name in methods if name in vars(engine)}
+    vars(engine).update(methods)
     try:
         yield
     finally:
-        _open.pop()
-        if own is None:
-            del engine.optimizer_step
-        else:
-            engine.optimizer_step = own
+        for name in methods:
+            del vars(engine)[name]
+        vars(engine).update(own)
 
 
 def check(ledger: Ledger, data: Any, *, complete: bool) -> None:
@@ -149,26 +174,28 @@ def check(ledger: Ledger, data: Any, *, complete: bool) -> None:
     """
     mask = data["response_mask"]
     tokens = int((mask.values() if mask.is_nested else mask).bool().sum())
-    seen = sum(int(call.tokens) for call in ledger.calls)
-    if complete and seen != tokens:
+    # One host copy for the whole mini-batch: the device has to finish the gradients before the optimiser steps anyway.
+    found: list[list[int]] = torch.stack([call.flags() for call in ledger.calls]).tolist() if ledger.calls else []
+    corrected = sum(call_tokens for call_tokens, *_ in found)
+    if complete and corrected != tokens:
         raise HookError(
-            f"rollout_corr: the actor's loss with the correction ran for {seen} of the {tokens} response tokens of a "
-            "mini-batch of this process, so that the rest would train uncorrected: something replaced the loss or the "
-            f"batch. {_STOPPED}"
+            f"rollout_corr: the actor's loss with the correction ran for {corrected} of the {tokens} response tokens "
+            "of a mini-batch of this process, so that the rest would train uncorrected: something replaced the loss or "
+            f"the batch. {_STOPPED}"
         )
-    for call in ledger.calls:
-        if int(call.changed_row) != _NO_ROW:
+    for _, changed_row, altered, leaked in found:
+        if changed_row != _NO_ROW:
             raise HookError(
-                f"rollout_corr: row {int(call.changed_row)} of the trainer's batch reached the actor's loss with "
+                f"rollout_corr: row {changed_row} of the trainer's batch reached the actor's loss with "
                 "another decision than the trainer made: its tokens, its mask, its weights or (in bypass mode) the "
                 f"engine's log-probs were changed on the way. {_STOPPED}"
             )
-        if bool(call.altered):
+        if altered:
             raise HookError(
                 "rollout_corr: verl's policy loss was handed other log-probs, advantages, weights or another mask than "
                 f"the correction prepared for it: something changes them in between. {_STOPPED}"
             )
-        if bool(call.leaked):
+        if leaked:
             raise HookError(
                 "rollout_corr: tokens that the correction rejected have a gradient: the actor's loss ignores what was "
                 f"decided, or something adds to it. {_STOPPED}"

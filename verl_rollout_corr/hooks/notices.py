@@ -1,5 +1,5 @@
-"""What a run is warned of while it goes on, once per kind: batches of which little or nothing is trained on, and
-numbers that say that something is wrong with the log-probs.
+"""Warnings of a running job, once per kind: batches that train little or nothing, and numbers that show that something
+is wrong with the log-probs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from verl_rollout_corr.maths.metrics import PREFIX
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the log, of one update or several: what `run` (verl's whole configuration) and `config` asked for,
-    what the loss was given, the metrics, the rows that verl added itself (`padding`), the other rows without a response
-    token (`untrainable`), and the mean k3 of the tokens sampled with the weights that are trained (`fresh_k3`).
+    """One line of the log, about one update or several.
+
+    `run` is verl's whole configuration, `config` ours. Then what the loss was given, the metrics, the rows that verl
+    added itself (`padding`), the other rows without a response token (`untrainable`), and the mean k3 of the tokens
+    that the newest weights sampled (`fresh_k3`).
     """
 
     run: Any
@@ -106,7 +108,7 @@ def _truncates(rollout: Any) -> bool:
 
 
 def _constant(line: Line) -> str | None:
-    """With `invalid: error` the run stops for it."""
+    """With `invalid: error` the run stops instead."""
     fraction = line.value("constant_rollout_row_fraction")
     if not fraction:
         return None
@@ -118,7 +120,7 @@ def _constant(line: Line) -> str | None:
 
 
 SILENT = 0.05
-"""The mean weight of the kept tokens below which it is said that the weights silence the update."""
+"""A smaller mean weight of the kept tokens gives a warning: the weights make the update vanish."""
 
 
 def _silenced(line: Line) -> str | None:
@@ -144,7 +146,7 @@ def _silenced(line: Line) -> str | None:
 
 
 STRANGERS = 0.5
-"""k3 per token at equal weights above which the two sides hardly describe the same tokens."""
+"""A larger k3 per token at equal weights gives a warning: engine and trainer hardly describe the same tokens."""
 
 
 def _strangers(line: Line) -> str | None:
@@ -159,11 +161,11 @@ def _strangers(line: Line) -> str | None:
 
 
 CLIPPED = 0.2
-"""The share of kept tokens that PPO's clip may silence before it is said."""
+"""A larger share of kept tokens whose gradient PPO's clip removes gives a warning."""
 
 
 def _clip_spent(line: Line) -> str | None:
-    """PPO's clip is around the engine's policy in bypass mode: the gap between the engines uses it up."""
+    """In bypass mode PPO clips around the engine's policy, so the mismatch uses up a part of the clip range."""
     fraction = line.value("applied_clipped_fraction")
     if fraction < CLIPPED:
         return None
@@ -188,7 +190,7 @@ def _no_groups(line: Line) -> str | None:
 
 
 def _lags_unknown(line: Line) -> str | None:
-    """A criterion that judges nothing is no trust region; counted in a metric that nobody may look at."""
+    """A criterion that never rejects bounds nothing. A metric counts it, but nobody may be looking at that metric."""
     if not line.config.needs_staleness or line.value("rollout_rs_lag_unknown_fraction") < 1:
         return None
     return (
@@ -216,7 +218,7 @@ NOTICES: dict[str, Callable[[Line], str | None]] = {
 
 
 def give(line: Line, given: set[str]) -> None:
-    """Prints what this line is the first of its kind for. `given`, the kinds so far, is changed."""
+    """Prints each warning that this line gives for the first time. `given`, the kinds printed so far, is changed."""
     for kind, message_of in NOTICES.items():
         message = None if kind in given else message_of(line)
         if message is not None:

@@ -1,4 +1,4 @@
-"""Where the response tokens of a micro-batch stand in the model's output, and how a token is taken out of it."""
+"""Where the response tokens of a micro-batch stand in the model's output, and how a token is made constant there."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Places:
 
 
 def silence(output: Any, silent: Tensor) -> Tensor:
-    """The output with 0, and no gradient, where `silent`, flat, is set."""
+    """The output, with 0 and no gradient where `silent` (flat) is set."""
     values = flat(output)
     quiet = torch.where(silent, torch.zeros_like(values), values)
     return torch.nested.nested_tensor_from_jagged(quiet, output.offsets()) if output.is_nested else quiet

@@ -22,12 +22,12 @@ _SEPARATE_TRAINERS = "verl.experimental.separation.ray_trainer"
 
 
 def _apply_to_separate_trainers(module: ModuleType) -> None:
-    """Applies the trainer's seams before a trainer is derived from `module`. They let verl's own code run where no
-    preset is on.
+    """Applies the trainer's patches before a trainer is derived from `module`. Without a preset the patched functions
+    run verl's own code.
 
-    FullyAsyncTrainer is an actor of its own, with a configuration that another process resolved: no resolver runs in
-    it. And Ray copies every inherited method into a class when it makes it an actor, which fully_async does when it is
-    imported: what is replaced in a base later, when the preset is resolved, has no effect on the copy.
+    Two reasons make it this early. FullyAsyncTrainer is a Ray actor with a configuration that another process resolved,
+    so no resolver runs in it. And when Ray makes a class an actor, it copies every inherited method: fully_async does
+    that when it is imported, and what is replaced in a base class later has no effect on the copies.
     """
     from verl_rollout_corr.hooks import compat, seams
 
@@ -36,13 +36,15 @@ def _apply_to_separate_trainers(module: ModuleType) -> None:
         for name in seams.SEPARATE_TRAINER_MODULES:
             compat.apply_module(name)
     except RolloutCorrError as error:
-        # Without a preset another verl is none of our business; with one the actor refuses a batch that was not
+        # Without a preset an unknown verl may run as it likes. With one, the actor refuses a batch that was not
         # corrected.
         logger.warning("rollout_corr: the hook is off in trainers derived from %s: %s", module.__name__, error)
 
 
 def _refuse_without_preset(module: ModuleType) -> None:
-    """Before verl's main programs copy the function: rollout_corr without a preset is refused in the driver."""
+    """Patches the function before verl's main programs import it by name: it refuses, in the driver, a rollout_corr
+    without a preset.
+    """
     from verl_rollout_corr.hooks import compat
 
     try:
@@ -53,7 +55,9 @@ def _refuse_without_preset(module: ModuleType) -> None:
 
 
 def _check_samples(module: ModuleType) -> None:
-    """In the workers that run agent loops, whose configuration another process resolved."""
+    """Patches the workers that run agent loops. Their configuration was resolved in another process, so no resolver
+    runs there.
+    """
     from verl_rollout_corr.hooks import compat
 
     try:
@@ -65,13 +69,13 @@ def _check_samples(module: ModuleType) -> None:
 
 
 def activate(config: RolloutCorrConfig) -> None:
-    """Called whenever a preset is resolved in this process: applies every seam and says what is active. Raises
+    """Called whenever a preset is resolved in this process: applies every patch and prints the start-up line. Raises
     HookError.
     """
     from verl_rollout_corr.hooks import activity, compat
 
     compat.apply_all()
-    # The trainer says so itself, where it lives: fully_async's is not in the process that resolves the configuration.
+    # The trainer prints its own line, in its own process: fully_async's is not the one that resolves the configuration.
     if not activity.in_ray_actor():
         activity.announce("driver", config)
 

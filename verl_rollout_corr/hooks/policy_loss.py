@@ -1,8 +1,7 @@
-"""The node of verl's actor configuration that carries ours into every process, and the policy loss that bypass mode
-runs.
+"""The node of verl's actor configuration that carries ours into every process, and the policy loss of bypass mode.
 
-A preset points `actor_rollout_ref.actor.policy_loss._target_` here, so that every process which builds the actor's
-configuration imports this module (or fails), and its seams are applied before the worker binds its loss.
+A preset sets `actor_rollout_ref.actor.policy_loss._target_` to a class of this module. So every process that builds the
+actor's configuration imports this module (or fails), and verl is patched before the worker takes its loss.
 """
 
 from __future__ import annotations
@@ -85,12 +84,12 @@ def bypass_policy_loss(
     config: Any = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The loss of bypass mode (docs/architecture.md), on a batch whose rejected tokens the ppo_loss seam has already
-    neutralised.
+    """The loss of bypass mode (docs/architecture.md), on a batch whose rejected tokens `wrap_ppo_loss` has already made
+    constant.
 
-    ppo_clip: PPO-clip on pi_theta / mu, dual-clipped as verl's own loss is. reinforce: -sg(w) A log pi_theta.
-    Shapes: (B, T) all; `old_log_prob` is log mu. Returns the scalar loss and no metrics (the seam sends the sums).
-    Raises HookError if the ppo_loss seam is not in force, since nothing would be rejected then.
+    ppo_clip: PPO-clip on pi_theta / mu, dual-clipped as verl's own loss is. reinforce: -sg(w) A log pi_theta. Shapes:
+    (B, T) all; `old_log_prob` is log mu. Returns the scalar loss and no metrics: `wrap_ppo_loss` sends the sums. Raises
+    HookError if `wrap_ppo_loss` is not in force, since nothing would be rejected then.
     """
     ours = config_of_actor(config)
     if ours is None:

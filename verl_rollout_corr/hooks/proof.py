@@ -1,8 +1,10 @@
-"""Whether the decision that reached the loss is the one that was made: a digest of each row, exact and additive.
+"""Proof that the decision that reached the loss is the one that the trainer made: a digest of each row, exact and
+additive.
 
 A digest is a sum of whole numbers modulo 2^64, one per response token: a hash of the row's number, times a hash of the
-token's position, times what was decided there. So it adds over tokens, rows, micro-batches, ranks and epochs in any
-order, and two batches with the same counts and sums, but with something moved or changed, have different digests.
+token's position, times what was decided there. So digests add over tokens, rows, micro-batches, ranks and epochs in any
+order. Two batches with the same counts and sums, in one of which something was moved or changed, have different
+digests.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def _shifted(bits: Tensor, by: int) -> Tensor:
 
 
 def _hash(numbers: Tensor, salt: int) -> Tensor:
-    """An odd int64 for each number, as good as random."""
+    """An odd int64 for each number, practically random."""
     bits = (2 * numbers + salt) * _STEP
     bits = (bits ^ _shifted(bits, 30)) * _FIRST
     bits = (bits ^ _shifted(bits, 27)) * _SECOND
@@ -103,7 +105,9 @@ def _of_jagged(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None) 
 
 
 def _blocks(lengths: Sequence[int]) -> Iterator[slice]:
-    """Consecutive rows of about `_BLOCK` tokens together: what is computed on the way stays in the cache, and small."""
+    """Consecutive rows that have about `_BLOCK` tokens together, so that intermediate tensors are small and stay in the
+    cache.
+    """
     start = tokens = 0
     for row, length in enumerate(lengths):
         tokens += length
@@ -115,5 +119,7 @@ def _blocks(lengths: Sequence[int]) -> Iterator[slice]:
 
 
 def total(digests: Tensor, times: int) -> int:
-    """The digest of the whole batch, counted `times` times, modulo 2^64."""
+    """The digest of the whole batch, trained on `times` times, modulo 2^64. Called in the trainer, where the digests
+    are on the host.
+    """
     return int(digests.sum()) * times % _WRAP

@@ -1,8 +1,8 @@
-"""That driver, trainer and actors run the same code of this package: its version, and a digest of its source files.
+"""Checks that driver, trainer and actors run the same code of this package: its version, and a digest of its files.
 
-The driver writes what it runs into the environment that Ray gives to every process of the run, and each process
-compares itself. Before its first update the trainer asks every actor, so that one whose package compares nothing is
-found too.
+The driver writes its own into the environment that Ray gives to every process of the run, and each process compares.
+Before its first update the trainer also asks every actor: an actor with an older package does not compare anything by
+itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def check_against_driver(who: str) -> None:
 
 
 def check_actors(worker_group: Any) -> None:
-    """Raises HookError if an actor of this group of verl's runs other code than this process, or cannot say."""
+    """Raises HookError if one of these actors runs other code than this process, or cannot tell."""
     try:
         answers = worker_group.execute_all_sync("execute_func_rank_zero", fingerprint)
     except Exception as error:

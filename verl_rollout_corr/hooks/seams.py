@@ -261,7 +261,7 @@ SEAMS: tuple[Patch, ...] = (
 
 
 OWNER = Owner("rollout_corr", f"Supported: verl {', '.join(SUPPORTED_VERL)}")
-"""How the messages about the hook's patches begin and end."""
+"""The words at the beginning and the end of messages about the hook's patches."""
 
 
 SEPARATE_TRAINER_MODULES: tuple[str, ...] = (
@@ -271,4 +271,4 @@ SEPARATE_TRAINER_MODULES: tuple[str, ...] = (
     "verl.experimental.separation.ray_trainer",
     "verl.experimental.fully_async_policy.detach_utils",
 )
-"""The modules whose seams the process of a one_step_off or fully_async trainer needs."""
+"""The modules that are patched in the process of a one_step_off or fully_async trainer."""

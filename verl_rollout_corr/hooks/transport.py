@@ -1,15 +1,15 @@
-"""How additive statistics travel from the actor's loss to the trainer, through verl's metrics, unharmed.
+"""How additive statistics travel from the actor's loss to the trainer inside verl's metrics.
 
-verl collects a metric that is neither a number nor its own `Metric` in a flat list over micro-batches, ranks and
+Verl collects a metric that is neither a number nor its own `Metric` in a flat list over micro-batches, ranks and
 mini-batches, and then takes numpy's mean of it (verl/utils/metric/utils.py, reduce_metrics;
 verl/workers/engine_workers.py, train_mini_batch). `Carried` turns that mean into the sum that additive statistics need:
-it adds as its contents add, and dividing it by a count leaves it alone.
+adding two adds their contents, and dividing by a count changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -46,6 +46,15 @@ class Carried:
     def __reduce__(self) -> tuple[type[Carried], tuple[Any]]:
         # The contents copy themselves to the host here, long after the loss.
         return Carried, (self.content,)
+
+
+def join(metrics: dict[str, Any]) -> None:
+    """In place, one `Carried` per key where the micro-batches of a mini-batch left one each: verl pickles them after
+    every mini-batch, and each is copied to the host then.
+    """
+    for key, value in metrics.items():
+        if isinstance(value, list) and value and isinstance(value[0], Carried):
+            metrics[key] = [Carried(gather(cast("list[Any]", value)))]
 
 
 def gather(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What updates of the actor leave behind on the trainer, and how a line of its log is made of them."""
+"""The statistics of the actor's updates, kept in the trainer, and how a line of its log is made of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from verl_rollout_corr.maths.sums import Sums
 
 @dataclass(frozen=True)
 class UpdateStatistics:
-    """One update or several: `+` joins them, and only what is joined becomes metrics.
-
+    """The statistics of one update or several. `+` joins them, and metrics are computed only from what is joined.
     `untrainable` rows have no response token, besides `padding` rows that verl added itself.
     """
 
@@ -54,7 +53,9 @@ def joined(parts: Sequence[UpdateStatistics]) -> UpdateStatistics:
 
 
 FLOOR_UPDATES = 50
-"""Over how many updates the median of the mismatch at equal weights is taken: it drifts as a run goes on."""
+"""The number of updates in the median of the mismatch at equal weights. It is limited, since the mismatch changes
+slowly over a run.
+"""
 
 
 @dataclass
@@ -64,7 +65,7 @@ class TrainerState:
     fresh: deque[float] = field(default_factory=lambda: deque(maxlen=FLOOR_UPDATES))
     """k3 per token of the rows of lag 0, for each of the last updates that had any."""
     waiting: list[UpdateStatistics] = field(default_factory=list)
-    """V1: the updates of the line that is being made."""
+    """V1: the updates that the next line of the log joins."""
     notices_given: set[str] = field(default_factory=set)
     """Kinds of warnings that were printed."""
     actors_checked: bool = False
@@ -82,7 +83,9 @@ class TrainerState:
         return median(self.fresh) if self.fresh else None
 
     def line(self, run: Any, config: RolloutCorrConfig, statistics: UpdateStatistics) -> dict[str, float]:
-        """The metrics of one line of the log, from its joined updates; warns of what is the first of its kind."""
+        """The metrics of one line of the log, from its joined updates. Prints the warnings that are due for the first
+        time.
+        """
         values = statistics.metrics(self.engine_k3)
         notices.give(
             notices.Line(

@@ -1,9 +1,9 @@
-"""Which weights sampled a row, in every trainer: a record of what was published, not a formula per trainer.
+"""Which weights sampled a row, in every trainer: from a record of what was published.
 
-verl stamps a row with the number that the trainer gave to `CheckpointEngineManager.update_weights`. What that number
-means differs: RayPPOTrainer and V1 publish version t after update t, one_step_off publishes version t before it (so its
-rows are one update older than their number says), fully_async counts synchronisations. So each publication is recorded
-together with the number of updates that the actor had made by then.
+Verl stamps a row with the number that the trainer passed to `CheckpointEngineManager.update_weights`. Trainers number
+differently: RayPPOTrainer and V1 publish version t after update t; one_step_off publishes version t before it, so that
+its rows are one update older than their number; fully_async counts synchronisations. So each publication is recorded
+together with the number of updates that the actor had made by then, and no formula per trainer is needed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def history_of(actor_worker_group: Any) -> WeightHistory:
 
 
 def wrap_update_weights(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Records what is published. verl's `auto_await` looks at the frame of its caller, so it goes on top again."""
+    """Records what is published. Verl's `auto_await` looks at the frame of its caller, so it must be the outermost
+    wrapper again.
+    """
     from verl.utils.ray_utils import auto_await
 
     inner = getattr(original, "__wrapped__", None)

@@ -1,9 +1,11 @@
-"""The actor's loss, as the seams of `verl.workers.engine_workers` wrap it.
+"""The actor's loss with the correction in front of it.
 
-Decoupled mode: the trainer's decision arrives as columns. Bypass mode: the decision is taken here, from the current
-policy, at every micro-batch. Either way the rejected tokens are neutralised before verl's own loss runs: log-probs,
+Decoupled mode: the trainer's decision arrives as columns. Bypass mode: the decision is made here, from the current
+policy, at every micro-batch. In both, rejected tokens are neutralised before verl's own loss runs: their log-probs,
 advantages and entropies become constants whose terms are 0 and carry no gradient. The response mask stays as it is
-(`denominator: all`), or becomes keep together with the counts that the loss divides by (`denominator: kept`).
+(`denominator: all`), or becomes `keep`, with the matching counts to divide by (`denominator: kept`).
+
+Nothing here waits for the device: a host copy per micro-batch would stall a GPU (tests/hooks/test_host_sync.py).
 """
 
 from __future__ import annotations
@@ -55,9 +57,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class _Decided:
-    """What the loss of a micro-batch may use: `keep` (B, T) bool and `weights` (B, T), and what bypass mode has to tell
-    the trainer.
-    """
+    """A micro-batch's decision: `keep` (B, T) bool, `weights` (B, T), and what bypass mode sends to the trainer."""
 
     keep: Tensor
     weights: Tensor | None
@@ -126,7 +126,7 @@ def _decide_here(
 def _first_invalid(
     config: RolloutCorrConfig, train_log_probs: Tensor, rollout_log_probs: Tensor, columns: Mapping[str, Tensor]
 ) -> FirstInvalid | None:
-    """What the trainer stops the run for, where it is to stop."""
+    """The first invalid log-prob, if one is to stop the run."""
     if config.invalid is not Invalid.ERROR:
         return None
     rows = _required(columns, wire.ROW, "did not check it")
@@ -136,7 +136,7 @@ def _first_invalid(
 def _micro_batch(
     data: TensorDict, columns: Mapping[str, Tensor], keep: Tensor, config: RolloutCorrConfig
 ) -> TensorDict:
-    """A shallow copy of the micro-batch with these columns, and with what its means divide by."""
+    """A shallow copy of the micro-batch with these columns, and with the counts that its means divide by."""
     changed = data.copy()
     for name, column in columns.items():
         if name not in (wire.KEEP, wire.STALENESS, wire.ROW, wire.DIGEST):
@@ -165,7 +165,8 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         if decided.weights is not None:
             columns[wire.WEIGHTS] = decided.weights
         kept = mask & decided.keep
-        # log pi_old = -inf is legal, but a ratio to it is no number: such a token adds 0, and counts as it would.
+        # log pi_old = -inf is legal, but a ratio to it is not a number: such a token adds 0 to the loss, and is counted
+        # as usual.
         trained = kept & (columns["old_log_probs"] != -torch.inf)
         silent = places.marked(~trained, flat(model_output["log_probs"]).shape[0])
         quiet_output, quiet_columns = neutralise(model_output, columns, trained, silent)
@@ -196,7 +197,9 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
 
 
 def _digests(columns: Mapping[str, Tensor], mask: Tensor, decided: _Decided, config: RolloutCorrConfig) -> Tensor:
-    """(B,): of what the trainer decided on each row, as it came here; in bypass mode, of what is to be decided on."""
+    """Digests (B,) of what the trainer decided on each row, computed from what arrived; in bypass mode, of what the
+    decision will be based on.
+    """
     for name in (wire.ROW, wire.DIGEST):
         _required(columns, name, "did not say what it decided on")
     if config.mode is Mode.BYPASS:
@@ -223,8 +226,8 @@ def _rank(dp_group: Any) -> int:
 
 
 def wrap_train_batch(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around a mini-batch: counts what a loss over a micro-batch cannot know, and looks at what the losses did before
-    the optimiser steps.
+    """Around a mini-batch: counts what the loss of a micro-batch cannot know, and checks what the losses did before the
+    optimiser steps.
     """
 
     @functools.wraps(original)

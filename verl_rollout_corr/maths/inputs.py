@@ -18,7 +18,7 @@ from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.maths.scopes import Layout, layout_of, row_offsets, to_padded
 
 LOG_PROB_SLACK = 1e-3
-"""A log-prob up to this is rounding of log 1 = 0; above it is no log-prob."""
+"""A number up to this is log 1 = 0 with a rounding error; a larger one is not a log-prob."""
 
 LEAST_ROLLOUT_LOG_PROB = -100.0
 """No sampled token has a probability of 4e-44: below it stands what engines write for "no log-prob"."""
@@ -192,7 +192,7 @@ def _cause(values: dict[str, float]) -> tuple[str, float, str]:
         if value != value:
             return name, value, f"NaN comes from {who}: an overflow in a low-precision kernel, or a missing value"
         if value == float("inf"):
-            return name, value, f"+inf from {who} is no log-prob"
+            return name, value, f"+inf from {who} is not a log-prob"
         if value > LOG_PROB_SLACK:
             return (
                 name,
@@ -283,7 +283,7 @@ def _staleness(staleness: Any, mask: Tensor, config: RolloutCorrConfig) -> Tenso
         lags = torch.as_tensor(staleness, device=mask.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"staleness is no row of integers ({error}); pass one integer per row (-1: unknown)"
+            f"staleness is not a row of integers ({error}); pass one integer per row (-1: unknown)"
         ) from error
     if not lags.numel():
         lags = lags.long()  # an empty list has no type

@@ -120,7 +120,7 @@ def _share_missing(part: float, whole: float) -> float:
 def _deviation(off_one: float, off_one_square: float, count: float) -> float:
     about_one = _mean(off_one_square, count)
     variance = about_one - _mean(off_one, count) ** 2
-    # What the two moments round to is no variance, and would depend on how the batch was cut.
+    # What is left of the two moments by rounding is not a variance, and would depend on how the batch was cut.
     return math.sqrt(variance) if variance > 1e-13 * about_one else 0.0
 
 

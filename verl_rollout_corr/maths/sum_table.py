@@ -38,7 +38,7 @@ class Family(Enum):
     BIN = "bin"
     """Each bin, with `metrics: all`."""
     RUN = "run"
-    """A run of verl: what its hook adds, which is no function of the sums of a batch."""
+    """A run of verl: what its hook adds, which is not a function of the sums of a batch."""
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,15 @@ class Sums:
         return Sums(self.layout, self.totals.to(device), self.maxima.to(device), self.counts.to(device))
 
     def __reduce__(self) -> tuple[type[Sums], tuple[Layout, Tensor, Tensor, Tensor]]:
-        # To another process they travel as host memory; there they need no device.
-        return Sums, (self.layout, self.totals.cpu(), self.maxima.cpu(), self.counts.cpu())
+        # Other processes need no device. One copy to the host: the bits of each float64 travel as an int64.
+        joined = torch.cat([self.totals.view(torch.int64), self.maxima.view(torch.int64), self.counts]).cpu()
+        totals, maxima, counts = joined.split([len(self.totals), len(self.maxima), len(self.counts)])
+        return Sums, (
+            self.layout,
+            totals.clone().view(torch.float64),
+            maxima.clone().view(torch.float64),
+            counts.clone(),
+        )
 
     def to_host(self) -> HostSums:
         """Every entry, with one host copy."""

@@ -78,7 +78,7 @@ class Bucket:
 def _typed(meta: dict[str, Any]) -> dict[str, Any]:
     dtype = getattr(torch, meta["dtype"])
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{meta['dtype']!r} is no dtype")
+        raise TypeError(f"{meta['dtype']!r} is not a dtype")
     return meta | {"shape": torch.Size(meta["shape"]), "dtype": dtype}
 
 
@@ -87,7 +87,7 @@ def _on_host(weights: Iterable[tuple[str, torch.Tensor]]) -> Generator[tuple[str
         yield name, weight.detach().cpu().contiguous()
 
 
-@CheckpointEngineRegistry.register("gloo")  # pyright: ignore[reportAttributeAccessIssue] - it is no static method
+@CheckpointEngineRegistry.register("gloo")  # pyright: ignore[reportAttributeAccessIssue] - it is not a static method
 class GlooCheckpointEngine(CheckpointEngine):
     """Broadcasts the weights of the trainer's rank 0 to every rollout worker, bucket by bucket, bit for bit.
 

@@ -61,8 +61,8 @@ class _DeviceId(str):
     """A device that reads `cpu`, and `0` in a format string.
 
     verl hands `get_device_id()` to `.to(device=...)`, where an int means an accelerator, and builds `f"{name}:{id}"`
-    from it for FSDP1 (verl/utils/fsdp_utils.py, load_fsdp_model_to_gpu) and for weight buffers, where `cpu:cpu` is no
-    device.
+    from it for FSDP1 (verl/utils/fsdp_utils.py, load_fsdp_model_to_gpu) and for weight buffers, where `cpu:cpu` is not
+    a device.
     """
 
     def __format__(self, format_spec: str) -> str:

@@ -64,7 +64,7 @@ def count(name: str) -> int:
 
 
 def seconds(name: str, default: float) -> float:
-    """The variable as seconds. Raises ValueError that names it if it is no number ≥ 0."""
+    """The variable as seconds. Raises ValueError that names it if it is not a number ≥ 0."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default

@@ -55,7 +55,7 @@ def read(source: Path, progress: Progress) -> tuple[Dump, Diagnosis, Evidence]:
 
 
 def report_from(source: Path, *, title: str, token_text: TokenText | None, progress: Progress) -> Report:
-    """The record of a report. Raises DumpError for what is no dump."""
+    """The record of a report. Raises DumpError for what is not a dump."""
     if not is_dump(source):
         raise InputError(f"{source} is a log: a report needs a dump (rollout_corr.dump.dir=DIR); diagnose reads logs")
     dump, diagnosis, evidence = read(source, progress)
