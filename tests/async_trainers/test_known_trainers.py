@@ -34,12 +34,12 @@ KNOWN = [
 
 
 def configuration(preset: str | None = "k3_rs") -> Any:
-    spec = json.dumps(to_mapping(load_preset(preset))) if preset else None
+    config_json = json.dumps(to_mapping(load_preset(preset))) if preset else None
     loss_mode = "rollout_corr" if preset is not None and preset.startswith("bypass") else "vanilla"
     config = OmegaConf.create(
         {
-            "algorithm": {"rollout_correction": {"rollout_corr": spec}},
-            "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": loss_mode, "rollout_corr": spec}}},
+            "algorithm": {"rollout_correction": {"rollout_corr": config_json}},
+            "actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": loss_mode, "rollout_corr": config_json}}},
         }
     )
     OmegaConf.set_struct(config, True)  # as Hydra composes it

@@ -36,8 +36,8 @@ def by_hand() -> Update:
 
 def test_values_by_hand(tmp_path: Path) -> None:
     write_dump(tmp_path / "x.parquet", by_hand())
-    spec = {"weights": {"level": "token", "upper": 2.0}, "reject": {"seq_max_k1": {"lower": 0.5}}}
-    (record,) = what_if(tmp_path, [("by hand", parse(spec))])
+    mapping = {"weights": {"level": "token", "upper": 2.0}, "reject": {"seq_max_k1": {"lower": 0.5}}}
+    (record,) = what_if(tmp_path, [("by hand", parse(mapping))])
     assert (record.tokens, record.sequences, record.groups) == (6, 3, 2)
     assert record.kept_tokens == pytest.approx(5 / 6) and record.dropped_sequences == pytest.approx(1 / 3)
     assert record.kept_groups == 0.5 and record.touched_sequences == pytest.approx(1 / 3)

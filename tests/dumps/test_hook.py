@@ -42,10 +42,10 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def decided(
-    spec: dict[str, Any], columns: dict[str, torch.Tensor], *, nested: bool = False
+    mapping: dict[str, Any], columns: dict[str, torch.Tensor], *, nested: bool = False
 ) -> tuple[RolloutCorrConfig, TrainerBatch, Decided]:
     """The correction of the columns, as the driver hands it on."""
-    config = parse({"invalid": "reject"} | spec)
+    config = parse({"invalid": "reject"} | mapping)
     uid = ["a", "a", "b", "b"]
     result = correct(
         columns["old_log_probs"],
@@ -57,7 +57,7 @@ def decided(
         staleness=LAGS,
     )
     shipped = {} if result.weights is None else {wire.WEIGHTS: result.weights}
-    keep = None if spec.get("mode") == "bypass" else result.keep
+    keep = None if mapping.get("mode") == "bypass" else result.keep
     if nested:
         columns = {name: jagged(column) for name, column in columns.items() if name != "attention_mask"}
         shipped = {name: jagged(column) for name, column in shipped.items()}
@@ -89,18 +89,18 @@ def test_jagged_columns_bring_their_lengths() -> None:
 
 def test_what_rejected_a_row() -> None:
     columns = batch()
-    spec = {"reject": {"token_k1": {"upper": 2.0}, "seq_mean_k3": {"upper": 0.9}, "seq_max_k2": {"upper": 9}}}
-    spec |= {"min_group_kept": 2}
+    mapping = {"reject": {"token_k1": {"upper": 2.0}, "seq_mean_k3": {"upper": 0.9}, "seq_max_k2": {"upper": 9}}}
+    mapping |= {"min_group_kept": 2}
 
     # Row 1: token 2 has r = e > 2, and its mean k3 is (e - 2) / 3 = .24. Its other tokens stay: group a has two rows.
     def found() -> Any:
-        config, given, decision = decided(spec, columns)
+        config, given, decision = decided(mapping, columns)
         return dump.update_of(1, given, config, decision, LAGS).rejected_by
 
     assert found() == [[], ["token_k1"], ["invalid"], []]
     columns["response_mask"][3, 0] = 1
     assert found()[3] == ["min_group_kept"]
-    spec |= {"reject": spec["reject"] | {"lag": {"upper": 1}}}
+    mapping |= {"reject": mapping["reject"] | {"lag": {"upper": 1}}}
     assert found()[3] == ["lag"]
 
 

@@ -40,12 +40,12 @@ class Engine:
 class Job:
     """One call of TrainingWorker.train_mini_batch.
 
-    `spec` is the mapping of a configuration, None for no preset; `actor` are overrides of verl's actor configuration.
+    `mapping` is our configuration, None for no preset; `actor` are overrides of verl's actor configuration.
     `micro` is the size of a micro-batch on each rank, or the tokens per micro-batch if `dynamic`.
     """
 
     rows: list[Row]
-    spec: dict[str, Any] | None
+    mapping: dict[str, Any] | None
     engine: Engine = Engine()
     actor: dict[str, Any] = field(default_factory=dict)
     form: str = "queue"  # queue (V1) | padded (V0)
@@ -152,8 +152,8 @@ class _Workers:
         node = config.actor_rollout_ref.actor
         with open_dict(node):
             node.merge_with(job.actor)
-            if job.spec is not None:
-                _add_node(node, job.spec)
+            if job.mapping is not None:
+                _add_node(node, job.mapping)
         return config.actor_rollout_ref
 
     def worker(self, engine: Engine, config: Any) -> Any:
@@ -189,7 +189,7 @@ class _Workers:
         from verl.utils.config import omega_conf_to_dataclass
         from verl.workers import engine_workers
 
-        key = (job.engine, repr(job.actor), repr(job.spec))
+        key = (job.engine, repr(job.actor), repr(job.mapping))
         if key not in self.configured:
             config = self.configuration(job.engine, job)
             self.configured[key] = config, omega_conf_to_dataclass(config.actor)
@@ -257,7 +257,7 @@ def _counted(engine: Any) -> Any:
         engine.optimizer.zero_grad()
 
 
-def _add_node(node: Any, spec: dict[str, Any]) -> None:
+def _add_node(node: Any, mapping: dict[str, Any]) -> None:
     """Our node inside verl's actor configuration, as `rollout_corr_base.yaml` and its resolver write it."""
     import json
 
@@ -265,7 +265,7 @@ def _add_node(node: Any, spec: dict[str, Any]) -> None:
 
     from verl_rollout_corr.configuration.parser import parse, to_mapping
 
-    parsed = parse(spec)
+    parsed = parse(mapping)
     with open_dict(node.policy_loss):
         node.policy_loss["_target_"] = "verl_rollout_corr.hooks.policy_loss.RolloutCorrPolicyLossConfig"
         node.policy_loss["rollout_corr"] = json.dumps(to_mapping(parsed))

@@ -36,14 +36,16 @@ class Result:
     metrics: dict[str, Any]
 
 
-def configuration(spec: dict[str, Any] | None, monkeypatch: Any, *, loss_mode: str | None = None, **actor: Any) -> Any:
-    """verl's actor configuration; with a preset's node unless `spec` is None. No seam is applied to this process."""
+def configuration(
+    mapping: dict[str, Any] | None, monkeypatch: Any, *, loss_mode: str | None = None, **actor: Any
+) -> Any:
+    """verl's actor configuration; with a preset's node unless `mapping` is None. No seam is applied to this process."""
     monkeypatch.setattr(compat, "apply_module", lambda module: None)
     more = {"dro_beta": 0.5, "clip_cov_ratio": 0.2, "clip_cov_lb": -5.0, "kl_cov_ratio": 0.3}
-    if spec is None:
+    if mapping is None:
         node = PolicyLossConfig(loss_mode=loss_mode or "vanilla", **more)
     else:
-        parsed = parse(spec)
+        parsed = parse(mapping)
         mode = loss_mode or ("rollout_corr" if parsed.mode == "bypass" else "vanilla")
         text = json.dumps(to_mapping(parsed))
         node = policy_loss.RolloutCorrPolicyLossConfig(loss_mode=mode, rollout_corr=text, **more)

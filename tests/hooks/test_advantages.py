@@ -52,13 +52,17 @@ def batch(
     return DataProto.from_dict(tensors=tensors, non_tensors={"uid": names})
 
 
-def node(spec: dict[str, Any] | None) -> Any:
+def node(mapping: dict[str, Any] | None) -> Any:
     """verl's `algorithm.rollout_correction` as a preset leaves it."""
-    return {} if spec is None else {"rollout_corr": json.dumps(to_mapping(parse(spec)))}
+    return {} if mapping is None else {"rollout_corr": json.dumps(to_mapping(parse(mapping)))}
 
 
 def run(
-    data: DataProto, estimator: str, spec: dict[str, Any] | None, compute: Callable[..., Any] | None = None, **more: Any
+    data: DataProto,
+    estimator: str,
+    mapping: dict[str, Any] | None,
+    compute: Callable[..., Any] | None = None,
+    **more: Any,
 ) -> torch.Tensor:
     """verl's two calls as its trainers make them, through the seams; the advantages, (B, T)."""
 
@@ -66,9 +70,9 @@ def run(
         return batch, {}
 
     correction = advantages.wrap_verl_correction(
-        nothing if spec is None else rollout_corr_helper.compute_rollout_correction_and_add_to_batch
+        nothing if mapping is None else rollout_corr_helper.compute_rollout_correction_and_add_to_batch
     )
-    data, metrics = correction(data, node(spec))
+    data, metrics = correction(data, node(mapping))
     assert metrics == {}
     compute = advantages.wrap_advantage(ray_trainer.compute_advantage) if compute is None else compute
     if estimator != "remax":
@@ -141,10 +145,10 @@ def test_an_estimator_without_a_group_has_no_voters(estimator: str) -> None:
 @pytest.mark.parametrize("estimator", ["gae", "remax", "reinforce_plus_plus"])
 def test_case_34(estimator: str) -> None:
     """The last token of each row is rejected and carries the reward: the first token still sees it."""
-    spec = {"reject": {"token_k1": {"upper": 2.0}}}
+    mapping = {"reject": {"token_k1": {"upper": 2.0}}}
     data = batch([1.0, 0.0], [])
     data.batch["rollout_log_probs"][:, 2] -= 3.0
-    found = run(data, estimator, spec)
+    found = run(data, estimator, mapping)
     plain = run(batch([1.0, 0.0], []), estimator, None)
     assert torch.equal(found, plain)
     if estimator == "remax":
@@ -180,8 +184,8 @@ def test_a_row_that_lost_some_tokens_votes() -> None:
     """Only a row with no kept token at all is left out."""
     data = batch([6.0, 0.0, 3.0], [])
     data.batch["rollout_log_probs"][0, :2] -= 3.0
-    spec = {"reject": {"token_k1": {"upper": 2.0}}, "baseline": "kept"}
-    found = run(data, "grpo", spec, norm_adv_by_std_in_grpo=False)
+    mapping = {"reject": {"token_k1": {"upper": 2.0}}, "baseline": "kept"}
+    found = run(data, "grpo", mapping, norm_adv_by_std_in_grpo=False)
     assert found[:, 2].tolist() == [3.0, -3.0, 0.0]
 
 

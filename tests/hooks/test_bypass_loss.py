@@ -30,9 +30,9 @@ ROWS, CURRENT = [case[0] for case in CASES], [case[1] for case in CASES]
 TOKENS = 6
 
 
-def gradients(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], **actor: Any) -> list[list[float]]:
+def gradients(monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any], **actor: Any) -> list[list[float]]:
     """Times the number of response tokens, which token-mean divides by."""
-    config = direct.configuration({"mode": "bypass"} | spec, monkeypatch, **actor)
+    config = direct.configuration({"mode": "bypass"} | mapping, monkeypatch, **actor)
     found = direct.call(config, ROWS, log_probs=CURRENT)
     return [(gradient * TOKENS).tolist() for gradient in found.gradients]
 
@@ -74,8 +74,8 @@ def test_half_precision_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reinforce_with_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 1's geometric mean e^0.5 is out; the others are divided by all tokens still."""
-    spec = {"loss": "reinforce", "weights": {"level": "token"}, "reject": {"seq_mean_k1": {"upper": 1.5}}}
-    expect(gradients(monkeypatch, spec), [-(E**0.1), -(E**0.2)], [0, 0], [-3 * E**0.1, 0, -3 * E**-0.1])
+    mapping = {"loss": "reinforce", "weights": {"level": "token"}, "reject": {"seq_mean_k1": {"upper": 1.5}}}
+    expect(gradients(monkeypatch, mapping), [-(E**0.1), -(E**0.2)], [0, 0], [-3 * E**0.1, 0, -3 * E**-0.1])
 
 
 def test_ppo_clip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,18 +102,18 @@ def test_ppo_clip_with_rejection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_sign_of_the_advantage_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """`when: negative_advantage`: the same mismatch is kept in row 0 and rejected in row 1."""
-    spec = {"loss": "reinforce", "reject": {"seq_mean_k1": {"upper": 1.01, "when": "negative_advantage"}}}
-    expect(gradients(monkeypatch, spec), [-1, -1], [0, 0], [-3, 0, -3])
+    mapping = {"loss": "reinforce", "reject": {"seq_mean_k1": {"upper": 1.01, "when": "negative_advantage"}}}
+    expect(gradients(monkeypatch, mapping), [-1, -1], [0, 0], [-3, 0, -3])
 
 
 @pytest.mark.parametrize("mode", losses.AGGREGATION_MODES)
 @pytest.mark.parametrize("loss", ["ppo_clip", "reinforce"])
 def test_the_maths_has_the_same_loss(monkeypatch: pytest.MonkeyPatch, loss: str, mode: str) -> None:
     """What `verl_rollout_corr.maths.losses` says of a batch in one piece, with weights and rejected tokens."""
-    spec = {"mode": "bypass", "loss": loss, "reject": {"token_k1": {"lower": 0.95, "upper": 1.5}}}
+    mapping = {"mode": "bypass", "loss": loss, "reject": {"token_k1": {"lower": 0.95, "upper": 1.5}}}
     if loss == "reinforce":
-        spec |= {"weights": {"level": "token", "upper": 1.15}}
-    config = direct.configuration(spec, monkeypatch, loss_agg_mode=mode, loss_scale_factor=7)
+        mapping |= {"weights": {"level": "token", "upper": 1.15}}
+    config = direct.configuration(mapping, monkeypatch, loss_agg_mode=mode, loss_scale_factor=7)
     found = direct.call(config, ROWS, log_probs=CURRENT).loss
 
     def stacked(columns: list[Tensor]) -> Tensor:
@@ -121,7 +121,7 @@ def test_the_maths_has_the_same_loss(monkeypatch: pytest.MonkeyPatch, loss: str,
 
     log_prob, mask = stacked(CURRENT), stacked([one.mask for one in ROWS])
     mu, advantages = (stacked([one.columns[name] for one in ROWS]) for name in ("old_log_probs", "advantages"))
-    result = correct(log_prob, mu, mask, spec)
+    result = correct(log_prob, mu, mask, mapping)
     per_token = (
         losses.reinforce(log_prob, result.weights, advantages)
         if loss == "reinforce"
@@ -133,16 +133,18 @@ def test_the_maths_has_the_same_loss(monkeypatch: pytest.MonkeyPatch, loss: str,
 
 
 @pytest.mark.parametrize(
-    ("spec", "clipped"),
+    ("mapping", "clipped"),
     [
         ({"loss": "ppo_clip"}, 1),  # e^0.2 in row 0; in row 1 the advantage pulls the ratio back
         ({"loss": "ppo_clip", "reject": {"seq_sum_k1": {"upper": 1.3}}}, 0),  # row 0 is rejected
         ({"loss": "reinforce"}, 0),
     ],
 )
-def test_what_the_clip_silences_is_counted(monkeypatch: pytest.MonkeyPatch, spec: dict[str, Any], clipped: int) -> None:
+def test_what_the_clip_silences_is_counted(
+    monkeypatch: pytest.MonkeyPatch, mapping: dict[str, Any], clipped: int
+) -> None:
     """By the loss, from the ratios before rejected tokens are neutralised; the tool's token counts nowhere."""
-    config = direct.configuration({"mode": "bypass"} | spec, monkeypatch)
+    config = direct.configuration({"mode": "bypass"} | mapping, monkeypatch)
     found = direct.call(config, ROWS, log_probs=CURRENT)
     assert found.metrics[APPLIED_METRIC].content.clipped == clipped
     inside = [gradient[one.mask.bool()] for gradient, one in zip(found.gradients, ROWS, strict=True)]

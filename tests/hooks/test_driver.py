@@ -36,21 +36,21 @@ def batch_of(mask: torch.Tensor, *, rollout: torch.Tensor | None = None, padding
     return driver.TrainerBatch(columns, group_ids=None, versions=[None] * len(mask), padding=padding)
 
 
-def line(trainer: Any, spec: RolloutCorrConfig, statistics: updates.UpdateStatistics) -> dict[str, float]:
+def line(trainer: Any, ours: RolloutCorrConfig, statistics: updates.UpdateStatistics) -> dict[str, float]:
     """The update as a line of the log of its own."""
     state = updates.state_of(trainer)
     state.take(statistics)
-    return state.line(trainer.config, spec, statistics)
+    return state.line(trainer.config, ours, statistics)
 
 
 def update(
-    spec: dict[str, Any], rows: list[Row], monkeypatch: pytest.MonkeyPatch, *, bad: float
+    mapping: dict[str, Any], rows: list[Row], monkeypatch: pytest.MonkeyPatch, *, bad: float
 ) -> tuple[Any, FromWorkers, torch.Tensor]:
     """Specification, what the workers send and the mask of a bypass update in which the forward pass gives `bad` for
     the first token of row 2.
     """
     rows = [row.having(old_log_probs=row.columns["rollout_log_probs"]) for row in rows]
-    config = direct.configuration(spec, monkeypatch)
+    config = direct.configuration(mapping, monkeypatch)
     current = direct.current(rows)
     current[2][int(rows[2].mask.nonzero()[0])] = bad
     metrics = direct.call(config, rows, log_probs=current).metrics
@@ -66,10 +66,10 @@ def test_bypass_stops_at_an_invalid_log_prob_of_the_trainer(
     bad: float, drawn: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`invalid: error`: only the forward pass in the worker knows it."""
-    spec, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=bad)
+    ours, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=bad)
     match = rf"log-prob is {bad} at row 2, position 0, and 12\.50% of the sequences.*rollout_corr\.invalid=reject"
     with pytest.raises(InputError, match=match):
-        driver.conclude(spec, None, workers, batch_of(mask))
+        driver.conclude(ours, None, workers, batch_of(mask))
 
 
 @pytest.mark.parametrize(
@@ -99,31 +99,31 @@ def test_bypass_stops_at_an_invalid_log_prob_of_the_engine_before_the_update(bad
 def test_bypass_goes_on_with_invalid_reject(
     drawn: list[Row], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec, workers, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
-    values = line(trainer(), spec, driver.conclude(spec, None, workers, batch_of(mask)))
+    ours, workers, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
+    values = line(trainer(), ours, driver.conclude(ours, None, workers, batch_of(mask)))
     assert values["rollout_corr/invalid_seq_fraction"] == 1 / 8
     assert "12.50% of the sequences" in capsys.readouterr().out
 
 
 def test_an_infinitely_unlikely_token_is_legal(drawn: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-math.inf)
-    values = line(trainer(), spec, driver.conclude(spec, None, workers, batch_of(mask)))
+    ours, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-math.inf)
+    values = line(trainer(), ours, driver.conclude(ours, None, workers, batch_of(mask)))
     assert values["rollout_corr/zero_prob_fraction"] > 0
 
 
 def test_workers_that_send_nothing(drawn: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-1.0)
+    ours, workers, mask = update({"mode": "bypass"}, drawn, monkeypatch, bad=-1.0)
     with pytest.raises(HookError, match="sent no statistics"):
-        driver.conclude(spec, None, FromWorkers(workers.applied), batch_of(mask))
+        driver.conclude(ours, None, FromWorkers(workers.applied), batch_of(mask))
 
 
 def test_a_warning_comes_once_per_trainer(
     drawn: list[Row], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec, workers, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
+    ours, workers, mask = update({"mode": "bypass", "invalid": "reject"}, drawn, monkeypatch, bad=math.nan)
     one, other = trainer(), trainer()
     for who, padding in ((one, 0), (one, 0), (other, 0), (one, 2)):
-        line(who, spec, driver.conclude(spec, None, workers, batch_of(mask, padding=padding)))
+        line(who, ours, driver.conclude(ours, None, workers, batch_of(mask, padding=padding)))
     lines = capsys.readouterr().out.splitlines()
     assert sum("12.50% of the sequences" in line for line in lines) == 2
     assert sum("2 padding rows" in line for line in lines) == 1

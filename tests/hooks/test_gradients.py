@@ -137,7 +137,7 @@ REINFORCE = SEQ_BAND | {"loss": "reinforce", "weights": {"level": "seq_sum", "up
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "decide"), [("reinforce", REINFORCE, seq_ratio), ("ppo_clip", TOKEN_BAND, token_band)]
+    ("name", "mapping", "decide"), [("reinforce", REINFORCE, seq_ratio), ("ppo_clip", TOKEN_BAND, token_band)]
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_bypass(
@@ -146,7 +146,7 @@ def test_bypass(
     drawn: list[Row],
     mode: str,
     name: str,
-    spec: dict[str, Any],
+    mapping: dict[str, Any],
     decide: reference.Decide,
 ) -> None:
     """The policy that is being updated decides, anew at every step; entropy bonus and KL loss on, two mini-batches,
@@ -157,7 +157,7 @@ def test_bypass(
     rows = [row.having(old_log_probs=row.columns["rollout_log_probs"]) for row in drawn]
     job = Job(
         rows,
-        spec,
+        mapping,
         actor=actor(objective),
         mini_batches=2,
         epochs=2,
@@ -214,7 +214,7 @@ def test_decoupled_in_every_way(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "spec", "decide"), [("reinforce", REINFORCE, seq_ratio), ("ppo_clip", TOKEN_BAND, token_band)]
+    ("name", "mapping", "decide"), [("reinforce", REINFORCE, seq_ratio), ("ppo_clip", TOKEN_BAND, token_band)]
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_bypass_in_every_way(
@@ -223,12 +223,12 @@ def test_bypass_in_every_way(
     drawn: list[Row],
     mode: str,
     name: str,
-    spec: dict[str, Any],
+    mapping: dict[str, Any],
     decide: reference.Decide,
 ) -> None:
     """The full grid of ranks, micro-batches, forms and engines."""
     objective = objective_of(mode, loss=name)
     steps = reference.train(fresh_model(), drawn, objective, decide, old="rollout_log_probs")
     rows = [row.having(old_log_probs=row.columns["rollout_log_probs"]) for row in drawn]
-    job = Job(rows, spec, actor=actor(objective), extra={"rollout_corr_horizon": RESPONSE_WIDTH})
+    job = Job(rows, mapping, actor=actor(objective), extra={"rollout_corr_horizon": RESPONSE_WIDTH})
     compare(pools, steps, job, ALL)

@@ -87,13 +87,13 @@ def quiet_loss(config: Any, model_output: dict[str, Any], data: Any, dp_group: A
 
 
 @pytest.mark.parametrize(
-    "spec", [WEIGHTED, {"reject": {"seq_mean_k3": {"upper": 1.0}}}, BYPASS, {"mode": "bypass"}], ids=str
+    "mapping", [WEIGHTED, {"reject": {"seq_mean_k3": {"upper": 1.0}}}, BYPASS, {"mode": "bypass"}], ids=str
 )
-def test_no_host_copy(monkeypatch: pytest.MonkeyPatch, decided: list[Row], spec: dict[str, Any]) -> None:
+def test_no_host_copy(monkeypatch: pytest.MonkeyPatch, decided: list[Row], mapping: dict[str, Any]) -> None:
     """decide, neutralise and the columns, from the model's output to verl's loss and back."""
-    config = direct.configuration(spec, monkeypatch, loss_agg_mode="seq-mean-token-sum-norm")
+    config = direct.configuration(mapping, monkeypatch, loss_agg_mode="seq-mean-token-sum-norm")
     seam = worker.wrap_ppo_loss(quiet_loss)
-    rows = undecided(decided) if spec.get("mode") == "bypass" else decided
+    rows = undecided(decided) if mapping.get("mode") == "bypass" else decided
 
     def watched(**given: Any) -> Any:
         with forbidden():

@@ -26,7 +26,7 @@ def sampling(top_p: float = 1.0, top_k: int = -1) -> Any:
 
 def update(
     log_ratio: list[list[float]],
-    spec: RolloutCorrConfig = K3,
+    ours: RolloutCorrConfig = K3,
     *,
     mask: list[list[int]] | None = None,
     rollout: list[list[float]] | None = None,
@@ -40,10 +40,10 @@ def update(
     gap = torch.tensor(log_ratio, dtype=torch.float64)
     mu = torch.full_like(gap, -5.0) if rollout is None else torch.tensor(rollout, dtype=torch.float64)
     marks = torch.ones_like(gap).long() if mask is None else torch.tensor(mask)
-    result = correct(mu + gap, mu, marks, spec, staleness=staleness)
+    result = correct(mu + gap, mu, marks, ours, staleness=staleness)
     applied = Applied({})
     beyond = None
-    if spec.mode is Mode.BYPASS and spec.loss is Loss.PPO_CLIP:
+    if ours.mode is Mode.BYPASS and ours.loss is Loss.PPO_CLIP:
         beyond = clipped(mu + gap, mu, torch.full_like(gap, advantage), clip_low=0.2, clip_high=0.2)
     for row, rank in enumerate(ranks or (0,) * len(gap)):
         one = slice(row, row + 1)
@@ -52,7 +52,7 @@ def update(
         applied = applied + Applied.to_micro_batch(rank, marks[one].bool(), result.keep[one].bool(), weights, cut)
     share = applied.clipped / applied.kept if applied.kept else 0.0
     values = result.metrics | {"rollout_corr/applied_clipped_fraction": share}
-    return notices.Line(config or sampling(), spec, applied, values, **more)
+    return notices.Line(config or sampling(), ours, applied, values, **more)
 
 
 def said(happened: notices.Line, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -99,16 +99,16 @@ def test_padding_and_untrainable_rows(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_invalid_log_probs_that_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     """With `invalid: reject`."""
-    spec = load_preset("k3_rs", ["rollout_corr.invalid=reject"])
-    lines = said(update([[0.0, 0.0], [0.0, 0.0]], spec, rollout=[[-1.0, -1.0], [float("nan"), -1.0]]), capsys)
+    ours = load_preset("k3_rs", ["rollout_corr.invalid=reject"])
+    lines = said(update([[0.0, 0.0], [0.0, 0.0]], ours, rollout=[[-1.0, -1.0], [float("nan"), -1.0]]), capsys)
     assert any("50.00% of the sequences" in line and "cannot be one" in line for line in lines)
 
 
 @pytest.mark.parametrize(("lags", "warns"), [([-1, -1], True), ([-1, 0], False)])
 def test_lags_that_nobody_knows(lags: list[int], warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """The criterion lag judged nothing; without it there is nothing to say."""
-    spec = load_preset("metrics_only", "+reject.lag.upper=1")
-    found = said(update([[0.0], [0.0]], spec, staleness=lags), capsys)
+    ours = load_preset("metrics_only", "+reject.lag.upper=1")
+    found = said(update([[0.0], [0.0]], ours, staleness=lags), capsys)
     assert [line for line in found if "reject.lag let every row of an update pass" in line] == found
     assert bool(found) is warns
     assert said(update([[0.0], [0.0]], staleness=[-1, -1]), capsys) == []
@@ -116,8 +116,8 @@ def test_lags_that_nobody_knows(lags: list[int], warns: bool, capsys: pytest.Cap
 
 def test_a_batch_of_invalid_log_probs_was_rejected_by_no_bound(capsys: pytest.CaptureFixture[str]) -> None:
     """So nothing points to the bounds."""
-    spec = load_preset("k3_rs", ["rollout_corr.invalid=reject"])
-    (line,) = said(update([[0.0, 0.0]], spec, rollout=[[float("nan"), -1.0]]), capsys)
+    ours = load_preset("k3_rs", ["rollout_corr.invalid=reject"])
+    (line,) = said(update([[0.0, 0.0]], ours, rollout=[[float("nan"), -1.0]]), capsys)
     assert "100.00% of the sequences" in line
 
 
@@ -125,16 +125,16 @@ def test_a_batch_of_invalid_log_probs_was_rejected_by_no_bound(capsys: pytest.Ca
 def test_what_an_empty_micro_batch_means_for_the_others(
     denominator: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = load_preset("k3_rs", [f"rollout_corr.denominator={denominator}"])
-    (line,) = said(update([[0.0, 0.0], [4.0, 4.0]], spec), capsys)
+    ours = load_preset("k3_rs", [f"rollout_corr.denominator={denominator}"])
+    (line,) = said(update([[0.0, 0.0], [4.0, 4.0]], ours), capsys)
     assert words in line
 
 
 @pytest.mark.parametrize("config", [sampling(top_p=0.8), sampling(top_k=5)])
 def test_zeros_of_truncated_sampling_have_a_likelier_cause(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """One candidate is left, and its probability is 1."""
-    spec = load_preset("metrics_only")
-    (line,) = said(update([[-0.3, 0.0]], spec, rollout=[[0.0, -1.0]], config=config), capsys)
+    ours = load_preset("metrics_only")
+    (line,) = said(update([[-0.3, 0.0]], ours, rollout=[[0.0, -1.0]], config=config), capsys)
     assert "top_p or top_k left one candidate" in line
 
 
@@ -151,7 +151,7 @@ def test_case_20_exact_zeros_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("gap", "advantage", "spec", "warned"),
+    ("gap", "advantage", "ours", "warned"),
     [
         (0.19, 1.0, BYPASS, True),  # the case: r = 1.209 with clip .2, and nothing is learned
         (0.18, 1.0, BYPASS, False),  # r = 1.197
@@ -161,10 +161,10 @@ def test_case_20_exact_zeros_are_reported(
     ],
 )
 def test_case_42_a_gap_that_spends_the_clip(
-    gap: float, advantage: float, spec: RolloutCorrConfig, warned: bool, capsys: pytest.CaptureFixture[str]
+    gap: float, advantage: float, ours: RolloutCorrConfig, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Megatron-LM PR 76: +.19 under bypass with clip .2, for a quarter of the tokens."""
-    lines = said(update([[gap, 0.0, 0.0, 0.0]], spec, advantage=advantage), capsys)
+    lines = said(update([[gap, 0.0, 0.0, 0.0]], ours, advantage=advantage), capsys)
     assert bool(lines) is warned
     if warned:
         assert "silences 25% of the kept tokens" in lines[0] and "applied_clipped_fraction" in lines[0]
@@ -178,23 +178,23 @@ def test_a_baseline_without_groups(
 ) -> None:
     config = sampling()
     config.algorithm = SimpleNamespace(adv_estimator=estimator)
-    spec = load_preset("k3_rs", [f"rollout_corr.baseline={baseline}"])
-    lines = said(update([[0.0, 0.0]], spec, config=config), capsys)
+    ours = load_preset("k3_rs", [f"rollout_corr.baseline={baseline}"])
+    lines = said(update([[0.0, 0.0]], ours, config=config), capsys)
     assert [f"changes nothing with algorithm.adv_estimator={estimator}" in line for line in lines] == [True] * warned
 
 
 def test_case_42_sibling_rejected_rows_spend_no_clip(capsys: pytest.CaptureFixture[str]) -> None:
     """The mismatch is that of a row that is not trained on."""
-    spec = load_preset("bypass_ppo_clip_k3_rs")
-    lines = said(update([[2.0, 2.0], [0.0, 0.0], [0.0, 0.0]], spec), capsys)
+    ours = load_preset("bypass_ppo_clip_k3_rs")
+    lines = said(update([[2.0, 2.0], [0.0, 0.0], [0.0, 0.0]], ours), capsys)
     assert not any("clip" in line for line in lines)
 
 
 def test_case_48_one_log_prob_for_every_token(capsys: pytest.CaptureFixture[str]) -> None:
     """With `invalid: reject` the run goes on, and the rows are corrected as they are."""
-    spec = load_preset("metrics_only", ["rollout_corr.invalid=reject"])
+    ours = load_preset("metrics_only", ["rollout_corr.invalid=reject"])
     gap = [[-0.01 * place for place in range(8)], [0.0] * 8]
-    lines = said(update(gap, spec, rollout=[[-1.0] * 8, [-1.0 - 0.1 * place for place in range(8)]]), capsys)
+    lines = said(update(gap, ours, rollout=[[-1.0] * 8, [-1.0 - 0.1 * place for place in range(8)]]), capsys)
     assert ["50.00% of the rows of a batch have one log-prob" in line for line in lines] == [True]
 
 

@@ -79,9 +79,9 @@ def test_bypass_outside_the_mask(
     monkeypatch: pytest.MonkeyPatch, decided: list[Row], mode: str, loss: str, value: float
 ) -> None:
     """Tool tokens: engines write NaN, 0 or nothing there."""
-    spec = {"mode": "bypass", "loss": loss, "reject": {"token_k1": {"lower": 0.9, "upper": 1.2}}}
-    spec |= {"weights": {"level": "seq_sum", "upper": 2.0}} if loss == "reinforce" else {}
-    config = direct.configuration(spec, monkeypatch, loss_agg_mode=mode, **TERMS)
+    mapping = {"mode": "bypass", "loss": loss, "reject": {"token_k1": {"lower": 0.9, "upper": 1.2}}}
+    mapping |= {"weights": {"level": "seq_sum", "upper": 2.0}} if loss == "reinforce" else {}
+    config = direct.configuration(mapping, monkeypatch, loss_agg_mode=mode, **TERMS)
     decided = undecided(decided)
     expected = direct.call(config, decided, entropy=True)
     rows, current = spoiled(decided, value, rejected=False)
@@ -97,8 +97,8 @@ def test_bypass_invalid_at_a_response_token(
     monkeypatch: pytest.MonkeyPatch, drawn: list[Row], loss: str, value: float
 ) -> None:
     """`invalid: reject`: the row is rejected and counted, and the others train as if it carried anything else."""
-    spec = {"mode": "bypass", "loss": loss, "invalid": "reject"}
-    config = direct.configuration(spec, monkeypatch, **TERMS)
+    mapping = {"mode": "bypass", "loss": loss, "invalid": "reject"}
+    config = direct.configuration(mapping, monkeypatch, **TERMS)
     current = direct.current(drawn)
     old = drawn[0].columns["old_log_probs"].clone()
     old[1] = value
@@ -124,7 +124,7 @@ def test_bypass_invalid_forward_pass(monkeypatch: pytest.MonkeyPatch, drawn: lis
 
 
 @pytest.mark.parametrize(
-    "spec",
+    "mapping",
     [
         {"mode": "bypass"},
         {"mode": "bypass", "loss": "reinforce", "weights": {"level": "token", "upper": 2.0}},
@@ -132,10 +132,10 @@ def test_bypass_invalid_forward_pass(monkeypatch: pytest.MonkeyPatch, drawn: lis
     ],
 )
 def test_bypass_log_pi_of_minus_infinity_is_legal(
-    monkeypatch: pytest.MonkeyPatch, drawn: list[Row], spec: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, drawn: list[Row], mapping: dict[str, Any]
 ) -> None:
     """r = 0: the weight is 0, and 0 times -inf is 0 in the loss and in the gradient."""
-    config = direct.configuration(spec, monkeypatch)
+    config = direct.configuration(mapping, monkeypatch)
     current = direct.current(drawn)
     current[1][3] = -float("inf")
     found = direct.call(config, drawn, log_probs=current)

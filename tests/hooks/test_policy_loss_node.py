@@ -29,15 +29,15 @@ def _no_seams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "apply_module", lambda module: None)
 
 
-def text(**spec: Any) -> str:
-    return json.dumps(to_mapping(parse(spec)))
+def text(**mapping: Any) -> str:
+    return json.dumps(to_mapping(parse(mapping)))
 
 
-@pytest.mark.parametrize("spec", ["", "k3_rs", "{", "[1]"])
-def test_a_text_that_no_preset_wrote(spec: str) -> None:
+@pytest.mark.parametrize("config_json", ["", "k3_rs", "{", "[1]"])
+def test_a_text_that_no_preset_wrote(config_json: str) -> None:
     """Missing, a preset's name set by hand, broken JSON, JSON of something else."""
     with pytest.raises(ConfigError):
-        RolloutCorrPolicyLossConfig(rollout_corr=spec)
+        RolloutCorrPolicyLossConfig(rollout_corr=config_json)
 
 
 def test_a_foreign_loss_in_bypass_mode() -> None:

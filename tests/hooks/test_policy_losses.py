@@ -160,8 +160,8 @@ def test_geo_mean_takes_the_geometric_mean_of_the_weights(monkeypatch: pytest.Mo
 def test_everything_rejected(monkeypatch: pytest.MonkeyPatch, decided: list[Row], loss: str, denominator: str) -> None:
     """Exactly 0, in every loss."""
     rows = [row.having(rollout_corr_keep=torch.zeros_like(row.mask)) for row in decided]
-    spec = TOKEN | WEIGHTS | {"denominator": denominator}
-    config = direct.configuration(spec, monkeypatch, loss_mode=loss)
+    mapping = TOKEN | WEIGHTS | {"denominator": denominator}
+    config = direct.configuration(mapping, monkeypatch, loss_mode=loss)
     counts = {"tokens": 0, "sequences": 0} if denominator == "kept" else {}
     found = run(config, rows, **counts)
     assert found.loss == 0 and not any(gradient.any() for gradient in found.gradients)
@@ -203,19 +203,19 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("loss", "spec", "reason"), REFUSED)
-def test_refused(loss: str, spec: dict[str, Any], reason: str) -> None:
+@pytest.mark.parametrize(("loss", "mapping", "reason"), REFUSED)
+def test_refused(loss: str, mapping: dict[str, Any], reason: str) -> None:
     """When the run is composed, with the reason and what to write."""
-    objection = policy_loss_objection(loss, parse(spec))
+    objection = policy_loss_objection(loss, parse(mapping))
     assert objection is not None and reason.replace("\\", "") in objection
     assert "rite rollout_corr." in objection or "another loss_mode" in objection
 
 
 ACCEPTED = [
     *(
-        (loss, spec | more)
+        (loss, mapping | more)
         for loss in SEPARABLE
-        for spec in (TOKEN, SEQ, ICEPOP)
+        for mapping in (TOKEN, SEQ, ICEPOP)
         for more in ({}, {"denominator": "kept"})
     ),
     ("gspo", SEQ),
@@ -223,14 +223,14 @@ ACCEPTED = [
     ("gspo", TOKEN | {"denominator": "kept"}),
     ("gspo", SEQ | {"min_group_kept": 2}),
     ("geo_mean", SEQ | WEIGHTS),
-    *((loss, spec) for loss in BY_BATCH for spec in ({}, WEIGHTS, ICEPOP, TOKEN | {"denominator": "kept"})),
+    *((loss, mapping) for loss in BY_BATCH for mapping in ({}, WEIGHTS, ICEPOP, TOKEN | {"denominator": "kept"})),
 ]
 
 
-@pytest.mark.parametrize(("loss", "spec"), ACCEPTED)
-def test_accepted(loss: str, spec: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("loss", "mapping"), ACCEPTED)
+def test_accepted(loss: str, mapping: dict[str, Any]) -> None:
     """What the tests above show to be right."""
-    assert policy_loss_objection(loss, parse(spec)) is None
+    assert policy_loss_objection(loss, parse(mapping)) is None
 
 
 def test_why_gspo_refuses_rejected_tokens(monkeypatch: pytest.MonkeyPatch, decided: list[Row]) -> None:

@@ -93,8 +93,8 @@ def test_no_trainable_token_at_all(pools: dict[int, Pool], decided: list[Row], m
 def test_everything_rejected_in_bypass(pools: dict[int, Pool], drawn: list[Row], mode: str, loss: str) -> None:
     """The same decided in the loss, where the metrics of the batch are still counted."""
     rows = [row.having(old_log_probs=row.columns["rollout_log_probs"]) for row in drawn]
-    spec = {"mode": "bypass", "loss": loss, "reject": {"seq_mean_k3": {"upper": 1e-9}}}
-    answer = pools[2].run(Job(rows, spec, actor=actor(objective_of(mode)), extra=HORIZON, micro=2))
+    mapping = {"mode": "bypass", "loss": loss, "reject": {"seq_mean_k3": {"upper": 1e-9}}}
+    answer = pools[2].run(Job(rows, mapping, actor=actor(objective_of(mode)), extra=HORIZON, micro=2))
     all_zero(answer)
     metrics = finalize(gather(answer.metrics["actor/" + SUMS_METRIC]))
     assert metrics["rollout_corr/rollout_rs_seq_dropped_fraction"] == 1.0
@@ -120,9 +120,9 @@ def test_an_untrainable_batch_in_bypass(pools: dict[int, Pool], drawn: list[Row]
     """Only padding rows reach one of the ranks: the other trains on what it has."""
     rows = [row.having(old_log_probs=row.columns["rollout_log_probs"]) for row in drawn[:4]]
     padded = [*rows, *[padding_row()] * 4]
-    spec = {"mode": "bypass", "loss": "reinforce"}
-    alone = pools[1].run(Job(rows, spec, micro=4))
-    found = pools[2].run(Job(padded, spec, micro=1))
+    mapping = {"mode": "bypass", "loss": "reinforce"}
+    alone = pools[1].run(Job(rows, mapping, micro=4))
+    found = pools[2].run(Job(padded, mapping, micro=1))
     assert reference.difference(found.gradients[0], alone.gradients[0]) < 2e-5
 
 

@@ -67,20 +67,20 @@ def test_without_weights_a_kept_token_weighs_one(pools: dict[int, Pool], drawn: 
 
 
 @pytest.mark.parametrize(
-    ("spec", "name", "decide"), [(REINFORCE, "reinforce", seq_ratio), (TOKEN_BAND, "ppo_clip", token_band)]
+    ("mapping", "name", "decide"), [(REINFORCE, "reinforce", seq_ratio), (TOKEN_BAND, "ppo_clip", token_band)]
 )
 def test_bypass_sums(
     pools: dict[int, Pool],
     fresh_model: Callable[[], Any],
     drawn: list[Row],
-    spec: dict[str, Any],
+    mapping: dict[str, Any],
     name: str,
     decide: reference.Decide,
 ) -> None:
     """Every metric is `finalize` of the sums over all updates; counts exactly, the rest up to the rounding of the
     forward pass.
     """
-    config = parse(spec)
+    config = parse(mapping)
     rows = [
         row.having(old_log_probs=row.columns["rollout_log_probs"], rollout_corr_staleness=torch.tensor(number % 3 - 1))
         for number, row in enumerate(drawn)
@@ -101,7 +101,7 @@ def test_bypass_sums(
     expected = finalize(sum(parts[1:], start=parts[0]))
     for ranks, micro, dynamic in WAYS:
         micro = micro if dynamic else min(micro, 4 // ranks)
-        answer = pools[ranks].run(Job(rows, spec, micro=micro, dynamic=dynamic, mini_batches=2, epochs=2))
+        answer = pools[ranks].run(Job(rows, mapping, micro=micro, dynamic=dynamic, mini_batches=2, epochs=2))
         for sums in both(answer, SUMS_METRIC):
             found = finalize(sums)
             assert found.keys() == expected.keys()

@@ -18,7 +18,7 @@ from verl_rollout_corr.configuration.run_check import POLICY_LOSS_TARGET
 from verl_rollout_corr.grammar import Mode
 
 
-def spec(run: DictConfig) -> Any:
+def config_of(run: DictConfig) -> Any:
     return parse(json.loads(run.actor_rollout_ref.actor.policy_loss.rollout_corr))
 
 
@@ -28,7 +28,7 @@ def test_every_preset_reaches_the_actor_as_load_preset_gives_it(
 ) -> None:
     run = compose_verl(f"+rollout_corr={name}")
     config = load_preset(name)
-    assert spec(run) == config
+    assert config_of(run) == config
     bypass = config.mode is Mode.BYPASS
     assert run.algorithm.rollout_correction.bypass_mode is bypass
     assert run.actor_rollout_ref.actor.policy_loss.loss_mode == ("rollout_corr" if bypass else "vanilla")
@@ -56,23 +56,23 @@ def test_a_preset_changes_nothing_else(compose_verl: Any) -> None:
 
 @pytest.mark.parametrize("names", ["[token_is,k3_rs]", "[k3_rs,token_is]"])
 def test_lists_compose_and_overrides_win(compose_verl: Any, hook: list[object], names: str) -> None:
-    assert spec(compose_verl(f"+rollout_corr={names}")) == load_preset("k3_rs_token_is")
+    assert config_of(compose_verl(f"+rollout_corr={names}")) == load_preset("k3_rs_token_is")
     run = compose_verl("rollout_corr.weights.upper=3", f"+rollout_corr={names}")  # wherever it stands on the line
-    assert spec(run) == load_preset("k3_rs_token_is", ["weights.upper=3"])
+    assert config_of(run) == load_preset("k3_rs_token_is", ["weights.upper=3"])
 
 
 def test_a_criterion_in_a_list_does_not_reset_the_mode(compose_verl: Any, hook: list[object]) -> None:
-    assert spec(compose_verl("+rollout_corr=[bypass_ppo_clip,k3_rs]")) == load_preset("bypass_ppo_clip_k3_rs")
+    assert config_of(compose_verl("+rollout_corr=[bypass_ppo_clip,k3_rs]")) == load_preset("bypass_ppo_clip_k3_rs")
 
 
 def test_criteria_are_deleted_and_added(compose_verl: Any, hook: list[object]) -> None:
     run = compose_verl("+rollout_corr=trm", "~rollout_corr.reject.seq_mean_k3", "+rollout_corr.reject.token_k1.upper=2")
-    assert spec(run) == parse({"reject": {"seq_max_k2": {"upper": 0.05}, "token_k1": {"upper": 2}}})
+    assert config_of(run) == parse({"reject": {"seq_max_k2": {"upper": 0.05}, "token_k1": {"upper": 2}}})
 
 
 def test_the_mode_can_be_switched_on_the_command_line(compose_verl: Any, hook: list[object]) -> None:
     run = compose_verl("+rollout_corr=k3_rs", "rollout_corr.mode=bypass")
-    assert spec(run) == load_preset("bypass_ppo_clip_k3_rs")
+    assert config_of(run) == load_preset("bypass_ppo_clip_k3_rs")
     assert run.algorithm.rollout_correction.bypass_mode is True
     assert run.actor_rollout_ref.actor.policy_loss.loss_mode == "rollout_corr"
 
@@ -80,13 +80,13 @@ def test_the_mode_can_be_switched_on_the_command_line(compose_verl: Any, hook: l
 def test_decoupled_mode_leaves_the_policy_loss_to_the_user(compose_verl: Any, hook: list[object]) -> None:
     run = compose_verl("+rollout_corr=k3_rs", "actor_rollout_ref.actor.policy_loss.loss_mode=gspo")
     assert run.actor_rollout_ref.actor.policy_loss.loss_mode == "gspo"
-    assert spec(run) == load_preset("k3_rs")
+    assert config_of(run) == load_preset("k3_rs")
 
 
 def test_numbers_of_the_command_line(compose_verl: Any, hook: list[object]) -> None:
     for text, value in (("2e-3", 0.002), ("1", 1.0), ("null", None)):
         run = compose_verl("+rollout_corr=token_is", f"rollout_corr.weights.upper={text}")
-        assert spec(run).weights.bounds.upper == value
+        assert config_of(run).weights.bounds.upper == value
 
 
 def test_without_the_hook_nothing_can_be_resolved(compose_verl: Any) -> None:
@@ -169,7 +169,7 @@ def test_the_resolver_refuses_with_the_parsers_message(
     run = compose_verl(*overrides)
     match = f"ConfigError raised .*{message}"
     with pytest.raises(InterpolationResolutionError, match=match):
-        spec(run)
+        config_of(run)
     with pytest.raises(InterpolationResolutionError, match=match):
         OmegaConf.to_container(run, resolve=True)
     assert hook == []
@@ -179,7 +179,7 @@ def test_composing_a_list_tells_the_hook_nothing(compose_verl: Any, hook: list[o
     """Hydra resolves what it merges over, when only the first preset of the list is there."""
     run = compose_verl("+rollout_corr=[token_is,k3_rs]", "rollout_corr.weights.upper=3")
     assert hook == []
-    assert spec(run) == hook[0]
+    assert config_of(run) == hook[0]
 
 
 def test_what_the_hook_refuses_stops_the_run(compose_verl: Any, hook: list[object]) -> None:
@@ -188,7 +188,7 @@ def test_what_the_hook_refuses_stops_the_run(compose_verl: Any, hook: list[objec
 
     resolver.register(refuse)
     with pytest.raises(InterpolationResolutionError, match="another verl"):
-        spec(compose_verl("+rollout_corr=k3_rs"))
+        config_of(compose_verl("+rollout_corr=k3_rs"))
 
 
 def test_an_unknown_question_to_the_resolver(compose_verl: Any, hook: list[object]) -> None:

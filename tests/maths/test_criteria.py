@@ -31,10 +31,10 @@ def ratios(*rows: list[float], mask: Any = None) -> TokenLogProbs:
     return token_log_probs(train, torch.full_like(train, -30.0), full.bool())
 
 
-def passes(spec: Criterion, tokens: TokenLogProbs, advantages: Any = None) -> list[list[bool]]:
+def passes(config: Criterion, tokens: TokenLogProbs, advantages: Any = None) -> list[list[bool]]:
     """The verdict at response tokens, False elsewhere."""
     given_advantages = None if advantages is None else torch.tensor(advantages, dtype=torch.float64)
-    return (judge(spec, tokens, given_advantages).passes & tokens.mask).tolist()
+    return (judge(config, tokens, given_advantages).passes & tokens.mask).tolist()
 
 
 ROW = [4.0, 0.5, 1.0, 1.0]
@@ -128,9 +128,9 @@ def test_signs_do_not_underflow() -> None:
     """A of 1e-200 and l of 1e-160 have a product of 0 in float64, and lead away."""
     train, rollout = torch.tensor([[0.0], [-1e-160]], dtype=torch.float64)[:, None]
     tokens = token_log_probs(train, rollout, torch.ones(1, 1, dtype=torch.bool))
-    spec = criterion("token_k1", upper=0.5, when=OUTWARD)
-    assert passes(spec, tokens, [[1e-200]]) == [[False]]
-    assert passes(spec, tokens, [[-1e-200]]) == [[True]]
+    config = criterion("token_k1", upper=0.5, when=OUTWARD)
+    assert passes(config, tokens, [[1e-200]]) == [[False]]
+    assert passes(config, tokens, [[-1e-200]]) == [[True]]
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10.0), st.floats(-2.0, 2.0)), min_size=1, max_size=6))
@@ -139,8 +139,8 @@ def test_outward_changes_sides_with_the_advantage(row: list[tuple[float, float]]
     tokens, advantages = ratios([r for r, _ in row]), [[a for _, a in row]]
     negated = [[-a for _, a in row]]
     for name in ("token_abs", "seq_mean_abs", "batch_mean_abs"):
-        spec = criterion(name, upper=1e-12, when=OUTWARD)
-        one, other = passes(spec, tokens, advantages)[0], passes(spec, tokens, negated)[0]
+        config = criterion(name, upper=1e-12, when=OUTWARD)
+        one, other = passes(config, tokens, advantages)[0], passes(config, tokens, negated)[0]
         assert all(a or b for a, b in zip(one, other, strict=True)), name
 
 
@@ -184,8 +184,8 @@ class TestLag:
 def test_advantages_outside_the_response_are_not_read() -> None:
     """NaN there changes no mean."""
     tokens = ratios([3.0, 3.0, 1.0], mask=[[1, 1, 0]])
-    spec = criterion("seq_mean_k1", upper=2.0, when=NEGATIVE)
-    assert passes(spec, tokens, [[-1.0, -1.0, math.nan]]) == [[False, False, False]]
+    config = criterion("seq_mean_k1", upper=2.0, when=NEGATIVE)
+    assert passes(config, tokens, [[-1.0, -1.0, math.nan]]) == [[False, False, False]]
 
 
 def test_no_probability_under_the_trainer() -> None:
@@ -227,18 +227,18 @@ class TestBatchMean:
     def test_what_when_protects_stays_and_counts(self) -> None:
         """The largest has a positive advantage: others leave for it."""
         tokens = ratios([4.0, 2.0, 1.0])
-        spec = criterion("batch_mean_abs", upper=1.0, when=NEGATIVE)
-        assert passes(spec, tokens, [[1.0, -1.0, -1.0]]) == [[True, False, False]]
+        config = criterion("batch_mean_abs", upper=1.0, when=NEGATIVE)
+        assert passes(config, tokens, [[1.0, -1.0, -1.0]]) == [[True, False, False]]
 
     def test_an_infinite_token_leaves_first(self) -> None:
         """And the sum of the rest is not lost beside it."""
         tokens = ratios([1.1, 0.0, 1.2])
         k2 = [0.5 * math.log(1.1) ** 2, 0.5 * math.log(1.2) ** 2]
         assert passes(criterion("batch_mean_k2", upper=1.0), tokens) == [[True, False, True]]
-        spec = criterion("batch_mean_k2", upper=sum(k2) / 2 * (1 + 1e-12))
-        assert passes(spec, tokens) == [[True, False, True]]
-        spec = criterion("batch_mean_k2", upper=sum(k2) / 2 * (1 - 1e-12))
-        assert passes(spec, tokens) == [[True, False, False]]
+        config = criterion("batch_mean_k2", upper=sum(k2) / 2 * (1 + 1e-12))
+        assert passes(config, tokens) == [[True, False, True]]
+        config = criterion("batch_mean_k2", upper=sum(k2) / 2 * (1 - 1e-12))
+        assert passes(config, tokens) == [[True, False, False]]
 
     def test_k1_has_no_term_for_a_ratio_of_zero(self) -> None:
         """l = -inf cannot be averaged: the token stays, the others meet the bound without its help."""

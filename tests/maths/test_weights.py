@@ -25,11 +25,11 @@ def tokens_of(ratios: Any = RATIOS, mask: Any = MASK) -> TokenLogProbs:
     return token_log_probs(train, torch.full_like(train, -30.0), torch.tensor(mask).bool())
 
 
-def weights_of(spec: Weights, tokens: TokenLogProbs | None = None, keep: Any = None) -> list[list[float]]:
+def weights_of(config: Weights, tokens: TokenLogProbs | None = None, keep: Any = None) -> list[list[float]]:
     """Per token, as training gets them."""
     tokens = tokens_of() if tokens is None else tokens
     kept = tokens.mask if keep is None else torch.tensor(keep).bool()
-    found = weigh(spec, tokens, kept).per_token(tokens.mask)
+    found = weigh(config, tokens, kept).per_token(tokens.mask)
     assert found.dtype is torch.float32
     assert not found.requires_grad
     return found.tolist()
@@ -65,9 +65,9 @@ def test_the_units_are_the_grammars(level: Level) -> None:
 )
 def test_bounds_by_hand(outside: Outside, want: list[float]) -> None:
     """[0.4, 5] on 2, 8, 1/2, 1/8."""
-    spec = Weights(Level.TOKEN, Bounds(0.4, 5.0), outside)
-    assert weights_of(spec)[0] == pytest.approx(want)
-    found = weigh(spec, tokens_of(), tokens_of().mask)
+    config = Weights(Level.TOKEN, Bounds(0.4, 5.0), outside)
+    assert weights_of(config)[0] == pytest.approx(want)
+    found = weigh(config, tokens_of(), tokens_of().mask)
     exists = found.units.exists
     assert found.raw[exists].tolist() == pytest.approx([2, 8, 0.5, 0.125])
     assert found.high[exists].tolist() == [False, True, False, False]
@@ -80,8 +80,8 @@ def test_bounds_are_inclusive(outside: Outside) -> None:
     for dtype in (torch.float32, torch.float64):
         train = torch.tensor([[math.log(0.5), math.log(5.0)]], dtype=dtype)
         tokens = token_log_probs(train, torch.zeros_like(train), torch.ones(1, 2, dtype=torch.bool))
-        spec = Weights(Level.TOKEN, Bounds(0.5, 5.0), outside)
-        assert weights_of(spec, tokens) == [pytest.approx([0.5, 5.0])]
+        config = Weights(Level.TOKEN, Bounds(0.5, 5.0), outside)
+        assert weights_of(config, tokens) == [pytest.approx([0.5, 5.0])]
 
 
 def test_one_sided_bounds() -> None:
@@ -98,8 +98,8 @@ class TestNormalize:
     def test_by_hand(self) -> None:
         """Case 28: 2, .1, .1, .1 with cap 2 have mean .575: the first would be 3.478."""
         tokens = tokens_of([[2.0, 0.1, 0.1, 0.1]], [[1] * 4])
-        spec = Weights(Level.TOKEN, Bounds(None, 2.0), normalize=Normalize.BATCH)
-        assert weights_of(spec, tokens)[0] == pytest.approx([2.0] + [0.1 / 0.575] * 3)
+        config = Weights(Level.TOKEN, Bounds(None, 2.0), normalize=Normalize.BATCH)
+        assert weights_of(config, tokens)[0] == pytest.approx([2.0] + [0.1 / 0.575] * 3)
         unbounded = Weights(Level.TOKEN, normalize=Normalize.BATCH)
         assert weights_of(unbounded, tokens)[0] == pytest.approx([2 / 0.575] + [0.1 / 0.575] * 3)
 
@@ -117,8 +117,8 @@ class TestNormalize:
         """Everything rejected, or every weight 0."""
         tokens = tokens_of([[3.0, 3.0]], [[1, 1]])
         upper = 1.0 if keep[0][0] else None
-        spec = Weights(Level.TOKEN, Bounds(None, upper), Outside.MASK, Normalize.BATCH)
-        assert weights_of(spec, tokens, keep)[0] == pytest.approx([0.0, 0.0] if upper else [3.0, 3.0])
+        config = Weights(Level.TOKEN, Bounds(None, upper), Outside.MASK, Normalize.BATCH)
+        assert weights_of(config, tokens, keep)[0] == pytest.approx([0.0, 0.0] if upper else [3.0, 3.0])
 
     @given(st.lists(st.floats(1e-3, 50.0), min_size=1, max_size=8))
     def test_the_mean_becomes_one(self, row: list[float]) -> None:

@@ -19,7 +19,6 @@ GROUP = "rollout_corr"
 """The name of the group of presets and of the node."""
 
 _NEAR = ("rolloutcorr", "rolloutcorrection", "verlrolloutcorr")
-_ONE_LETTER_OFF, _TWO_LETTERS_OFF = 0.9, 0.81
 # Not the words that begin alike and mean something else: correct, correctness, correlation, corrupt, correspond.
 _CONTAINS = re.compile(r"rolloutcorr(?!ect(?!ion)|el|up|esp)")
 _SECTIONS = frozenset({"weights", "reject", "min_group_kept", "denominator", "baseline"})
@@ -155,11 +154,16 @@ def _is_near(name: str, value: object, presets: Collection[str]) -> bool:
     letters = re.sub(r"[-_\s]", "", name.lower())
     if _CONTAINS.search(letters):
         return True
-    likeness = max(SequenceMatcher(None, letters, ours).ratio() for ours in _NEAR)
+    differing = min(_differing(letters, ours) for ours in _NEAR)
     # A number is not a preset: `rollout_cores: 8` is somebody else's.
-    if likeness >= _ONE_LETTER_OFF:
+    if differing <= 2:
         return not isinstance(value, bool | int | float)
-    return likeness >= _TWO_LETTERS_OFF and _looks_like_ours(value, presets)
+    return differing <= 4 and _looks_like_ours(value, presets)
+
+
+def _differing(one: str, other: str) -> int:
+    """Letters without a counterpart, of both words: 1 for a missing or an added letter, 2 for a wrong one."""
+    return round((1 - SequenceMatcher(None, one, other).ratio()) * len(one + other))
 
 
 def _looks_like_ours(value: object, presets: Collection[str]) -> bool:

@@ -119,13 +119,13 @@ def _criterion(criterion: Criterion, single: bool) -> list[float]:
     return [*map(float, words), *_limits(bounds, single)]
 
 
-def _weights(spec: Weights | None, single: bool) -> list[float]:
-    if spec is None:
+def _weights(config: Weights | None, single: bool) -> list[float]:
+    if config is None:
         return [0.0] * rows.WEIGHT_WORDS
-    level, agg = _LEVELS[spec.level]
-    assert LEVELS[spec.level].unit in (Scope.TOKEN, Scope.SEQ)
-    limits = _limits((spec.bounds.lower, spec.bounds.upper), single)
-    return [float(level), agg, float(rows.OUTSIDES[spec.outside]), *limits, 0.0]
+    level, agg = _LEVELS[config.level]
+    assert LEVELS[config.level].unit in (Scope.TOKEN, Scope.SEQ)
+    limits = _limits((config.bounds.lower, config.bounds.upper), single)
+    return [float(level), agg, float(rows.OUTSIDES[config.outside]), *limits, 0.0]
 
 
 def _limits(bounds: tuple[float | None, ...], single: bool) -> list[float]:

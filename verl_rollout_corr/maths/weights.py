@@ -68,29 +68,29 @@ def truncated(weights: Tensor, bounds: Bounds) -> Tensor:
     return weights.clamp(min=bounds.lower, max=bounds.upper)
 
 
-def weigh(spec: Weights, tokens: TokenLogProbs, keep: Tensor, *, mean: Tensor | None = None) -> AppliedWeights:
+def weigh(config: Weights, tokens: TokenLogProbs, keep: Tensor, *, mean: Tensor | None = None) -> AppliedWeights:
     """The weights of a padded batch: truncated at the bounds, or masked to 0 outside them (IcePop, MIS).
 
     `keep` (B, T) bool is what rejection left: only `normalize: batch` looks at it. `mean`: a scalar, what it divides
     by in the batch of which this is a part; None: this is all of it.
     """
-    units, raw = raw_weights(spec.level, tokens)
+    units, raw = raw_weights(config.level, tokens)
     raw = torch.where(units.exists, raw, 0.0)
-    high = units.exists & ~not_above(raw, spec.bounds.upper, tokens.precision)
-    low = units.exists & ~not_below(raw, spec.bounds.lower, tokens.precision)
-    if spec.outside is Outside.MASK:
+    high = units.exists & ~not_above(raw, config.bounds.upper, tokens.precision)
+    low = units.exists & ~not_below(raw, config.bounds.lower, tokens.precision)
+    if config.outside is Outside.MASK:
         applied = torch.where(high | low, 0.0, raw)
-    elif spec.bounds.lower is None:
-        applied = truncated(raw, spec.bounds)
+    elif config.bounds.lower is None:
+        applied = truncated(raw, config.bounds)
     else:
-        applied = torch.where(units.exists, truncated(raw, spec.bounds), 0.0)
+        applied = torch.where(units.exists, truncated(raw, config.bounds), 0.0)
     weights = AppliedWeights(units=units, raw=raw, applied=applied, high=high, low=low)
-    if spec.normalize is None:
+    if config.normalize is None:
         return weights
     if mean is None:
         total, count = kept_total(weights, keep)
         mean = total / count.clamp(min=1)
-    return replace(weights, applied=_normalised(applied, mean, spec.bounds.upper))
+    return replace(weights, applied=_normalised(applied, mean, config.bounds.upper))
 
 
 def kept_total(weights: AppliedWeights, keep: Tensor) -> tuple[Tensor, Tensor]:
