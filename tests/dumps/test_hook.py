@@ -13,7 +13,7 @@ from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.dumps.reader import open_dump
 from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.hooks import dump, wire
-from verl_rollout_corr.hooks.driver import Decided, TrainerBatch
+from verl_rollout_corr.hooks.batches import Decided, TrainerBatch
 from verl_rollout_corr.maths.correction import correct
 
 LAGS = torch.tensor([0, 1, -1, 2])

@@ -16,6 +16,7 @@ from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.hooks import driver, updates
 from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.hooks.batches import Decided, TrainerBatch
 from verl_rollout_corr.hooks.driver import FromWorkers
 from verl_rollout_corr.hooks.proof import row_digests
 
@@ -31,9 +32,9 @@ def jagged(padded: torch.Tensor) -> torch.Tensor:
     return torch.nested.as_nested_tensor(list(padded), layout=torch.jagged)
 
 
-def batch_of(mask: torch.Tensor, *, rollout: torch.Tensor | None = None, padding: int = 0) -> driver.TrainerBatch:
+def batch_of(mask: torch.Tensor, *, rollout: torch.Tensor | None = None, padding: int = 0) -> TrainerBatch:
     columns = {"response_mask": mask} | ({} if rollout is None else {"rollout_log_probs": rollout})
-    return driver.TrainerBatch(columns, group_ids=None, versions=[None] * len(mask), padding=padding)
+    return TrainerBatch(columns, group_ids=None, versions=[None] * len(mask), padding=padding)
 
 
 def line(trainer: Any, ours: RolloutCorrConfig, statistics: updates.UpdateStatistics) -> dict[str, float]:
@@ -135,8 +136,8 @@ def applied_to(mask: torch.Tensor, keep: torch.Tensor, weights: torch.Tensor | N
     return Applied.to_micro_batch(0, mask.bool(), keep.bool(), weights, digests=digests)
 
 
-def decided(mask: torch.Tensor, keep: torch.Tensor, weights: torch.Tensor | None = None) -> driver.Decided:
-    return driver.Decided({}, row_digests(torch.arange(len(mask)), mask, keep, weights), keep)
+def decided(mask: torch.Tensor, keep: torch.Tensor, weights: torch.Tensor | None = None) -> Decided:
+    return Decided({}, row_digests(torch.arange(len(mask)), mask, keep, weights), keep)
 
 
 def test_the_batch_that_the_loss_saw_is_the_one_that_was_decided() -> None:
@@ -169,7 +170,7 @@ def test_case_59_equal_counts_are_not_the_same_decision() -> None:
 def test_case_57_in_bypass_mode_the_loss_of_every_rank_saw_its_tokens() -> None:
     """Verl's own loss on one rank sends nothing, and the rest is half of the batch."""
     mask = torch.ones(2, 3)
-    made = driver.Decided({}, row_digests(torch.arange(2), mask, mask, None))
+    made = Decided({}, row_digests(torch.arange(2), mask, mask, None))
     driver.check_applied(applied_to(mask, mask), mask, made, 1)
     with pytest.raises(HookError, match=r"saw 3 response tokens, the batch has 6.*some rank trained without our loss"):
         driver.check_applied(applied_to(mask[:1], mask[:1]), mask, made, 1)

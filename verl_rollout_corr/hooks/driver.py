@@ -7,9 +7,8 @@ keep the statistics. Trainers differ in where a batch lives: an `Adapter` fetche
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from omegaconf import open_dict
@@ -19,7 +18,8 @@ from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import activity, compat, dump, same_code, wire
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.hooks.entrance import check_not_constant, rollout_log_probs_of
+from verl_rollout_corr.hooks.batches import Adapter, Decided, TrainerBatch
+from verl_rollout_corr.hooks.entrance import check_not_constant
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid
 from verl_rollout_corr.hooks.proof import row_digests, total
 from verl_rollout_corr.hooks.seams import Trainer
@@ -34,65 +34,6 @@ from verl_rollout_corr.maths.sums import Sums
 
 _BY_WORKERS = "actor/"
 """What verl puts before the name of a worker's metric."""
-
-
-@dataclass(frozen=True)
-class TrainerBatch:
-    """What a trainer is about to train on: columns over the response tokens, all padded (B, T) or all jagged.
-
-    `versions` are the numbers of the oldest weights that sampled each row, None where unknown; `padding` rows were
-    added by verl, those where `added` is true.
-    """
-
-    columns: dict[str, Tensor]
-    group_ids: Any
-    versions: Iterable[Any]
-    padding: int = 0
-    added: tuple[bool, ...] = ()
-
-    @property
-    def response_mask(self) -> Tensor:
-        """1 where the policy produced the token."""
-        return self.columns["response_mask"]
-
-    @property
-    def rollout_log_probs(self) -> Tensor:
-        """The engine's log mu. Raises InputError for a row with too few or too many, MissingRolloutLogProbsError if
-        there are none.
-        """
-        return rollout_log_probs_of(self.columns)
-
-
-class Adapter(Protocol):
-    """Where the batch of one update lives."""
-
-    def fetch(self, more: Sequence[str] = ()) -> TrainerBatch:
-        """The batch to correct, and the columns named in `more` that the batch has."""
-        ...
-
-    def ship(self, columns: dict[str, Tensor], beside: dict[str, Any]) -> None:
-        """Adds the decision to what the workers receive: columns in the layout of the mask or with one value per row,
-        and entries of the whole batch.
-        """
-        ...
-
-    def train(self) -> tuple[Any, dict[str, Any]]:
-        """Runs verl's own update of the actor. Returns its answer, and the metrics in that answer, which the caller may
-        change.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class Decided:
-    """What is shipped to the workers, and a digest (B,) of it. In decoupled mode also the decision: `keep` in the
-    layout of the mask, and the sums.
-    """
-
-    columns: dict[str, Tensor]
-    digests: Tensor
-    keep: Tensor | None = None
-    sums: Sums | None = None
 
 
 def update_actor(

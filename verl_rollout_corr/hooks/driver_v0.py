@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from verl_rollout_corr.hooks import compat, driver, wire
+from verl_rollout_corr.hooks.batches import TrainerBatch
 from verl_rollout_corr.hooks.configured import config_of_run
 from verl_rollout_corr.hooks.transport import Carried
 from verl_rollout_corr.hooks.updates import state_of
@@ -29,10 +30,10 @@ class ProtoAdapter:
         self._batch = batch
         self._shipped = batch
 
-    def fetch(self, more: Sequence[str] = ()) -> driver.TrainerBatch:
+    def fetch(self, more: Sequence[str] = ()) -> TrainerBatch:
         """All columns, as views."""
         columns = self._batch.batch
-        return driver.TrainerBatch(
+        return TrainerBatch(
             {name: columns[name] for name in columns.keys()},  # noqa: SIM118 - iterating a TensorDict gives its rows
             group_ids=self._batch.non_tensor_batch.get("uid"),
             versions=oldest_versions(self._batch),

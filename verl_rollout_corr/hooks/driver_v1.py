@@ -14,6 +14,7 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.hooks import driver
+from verl_rollout_corr.hooks.batches import TrainerBatch
 from verl_rollout_corr.hooks.configured import config_of_run
 from verl_rollout_corr.hooks.entrance import rollout_log_probs_of
 from verl_rollout_corr.hooks.updates import joined, state_of
@@ -40,13 +41,13 @@ class QueueAdapter:
         self._batch = batch
         self._metrics = metrics
 
-    def fetch(self, more: Sequence[str] = ()) -> driver.TrainerBatch:
+    def fetch(self, more: Sequence[str] = ()) -> TrainerBatch:
         """The columns that a correction reads; the queue leaves out what no row has."""
         columns = tq.kv_batch_get(
             keys=self._batch.keys, partition_id=self._batch.partition_id, select_fields=[*_FIELDS, *more]
         )
         group_ids = columns.pop("uid").tolist()
-        return driver.TrainerBatch(
+        return TrainerBatch(
             dict(columns.items()),
             group_ids=group_ids,
             versions=oldest_versions(self._batch),

@@ -27,7 +27,7 @@ from verl_rollout_corr.maths.scopes import to_padded
 if TYPE_CHECKING:
     from verl_rollout_corr.dumps.schema import Facts
     from verl_rollout_corr.dumps.writer import DumpWriter, Update
-    from verl_rollout_corr.hooks.driver import Decided, TrainerBatch
+    from verl_rollout_corr.hooks.batches import Decided, TrainerBatch
 
 COLUMNS = ("responses",)
 """What a dump reads of verl's batch beside what the correction does; it may be absent."""

@@ -1,0 +1,154 @@
+"""What a reader and a contributor meet in this repository, counted from git: `python -m benchmarks.house [COMMIT ...]`.
+
+Prints a table in Markdown with a column per commit (the default is HEAD). Nothing in it is typed by hand: lines are
+counted in the files of the commit, circles in its imports, and what runs for `k3_rs` is seen by running it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = "verl_rollout_corr"
+
+TRACED = """
+import importlib, inspect, json, sys
+import torch
+from verl_rollout_corr import correct, finalize
+
+folder = sys.argv[1]
+batch = -torch.rand(4, 6), -torch.rand(4, 6), torch.ones(4, 6)
+k3_rs = {"reject": {"seq_mean_k3": {"upper": 0.01}}}
+correct(*batch, k3_rs).metrics
+def trace(question):
+    codes = set()
+    def look(frame, event, found):
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            codes.add(frame.f_code)
+    sys.setprofile(look)
+    question()
+    sys.setprofile(None)
+    named = {code for code in codes if not code.co_name.startswith("<")}
+    lines = sum(len(inspect.getsourcelines(code)[0]) for code in named)
+    return [len({code.co_filename for code in named}), len(named), lines]
+def decision():
+    answer = correct(*batch, k3_rs)
+    return answer.keep, answer.sums
+print(json.dumps([trace(decision), trace(lambda: finalize(correct(*batch, k3_rs).sums))]))
+"""
+"""Counts files, functions and lines of functions that run for one batch: to the decision, and to the metrics."""
+
+
+def checkout(commit: str, folder: Path) -> None:
+    """The files of a commit in an empty folder."""
+    archive = subprocess.run(["git", "archive", commit], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+
+
+def lines_of(folder: Path, pattern: str) -> int:
+    """The lines of all files of a pattern, blank lines and comments included."""
+    return sum(len(path.read_bytes().splitlines()) for path in folder.glob(pattern) if path.is_file())
+
+
+def circles(folder: Path) -> list[set[str]]:
+    """Groups of modules of the package that import each other; imports inside functions and for types count, too."""
+    # The face loads names when they are used, from everywhere: every module would be in a circle with it.
+    modules = {
+        _name(path, folder): path
+        for path in (folder / PACKAGE).rglob("*.py")
+        if path.parent.name != PACKAGE or path.stem != "__init__"
+    }
+    imports = {name: {found for found in _imported(path) if found in modules} for name, path in modules.items()}
+    reached: dict[str, set[str]] = {}
+    for name in modules:
+        waiting, reached[name] = [*imports[name]], set()
+        while waiting:
+            module = waiting.pop()
+            if module not in reached[name]:
+                reached[name].add(module)
+                waiting.extend(imports[module])
+    groups = [{other for other in reached[name] if name in reached[other]} for name in modules]
+    return [group for number, group in enumerate(groups) if group and group not in groups[:number]]
+
+
+def _name(path: Path, folder: Path) -> str:
+    return ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for statement in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and statement.module:
+            # `from a import b` binds a submodule b if there is one, and otherwise runs a alone.
+            submodules = [f"{statement.module}.{alias.name}" for alias in statement.names]
+            yield from submodules
+            if len([name for name in submodules if _is_module(name, path)]) < len(submodules):
+                yield statement.module
+
+
+def _is_module(name: str, path: Path) -> bool:
+    root = next(parent for parent in path.parents if parent.name == PACKAGE).parent
+    place = root.joinpath(*name.split("."))
+    return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
+
+
+def traced(folder: Path) -> list[list[int]]:
+    """What runs for `k3_rs` on one batch: files, functions and lines, to the decision and to the metrics."""
+    environment = {"PYTHONPATH": str(folder), "PATH": "", "OMP_NUM_THREADS": "1"}
+    # The definition, where a commit has faster twins of it: a reader starts there.
+    environment["VERL_ROLLOUT_CORR_DECIDE"] = "definition"
+    command = [sys.executable, "-c", TRACED, str(folder / PACKAGE)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def facts(folder: Path) -> dict[str, str]:
+    """The rows of the table for the files in a folder."""
+    rooms = [path for path in (folder / PACKAGE).iterdir() if path.is_dir() and (path / "__init__.py").is_file()]
+    decision, metrics = traced(folder)
+    return {
+        "lines of code": f"{lines_of(folder, f'{PACKAGE}/**/*.py'):,}",
+        "of which maths, configuration and hooks": f"{_core(folder):,}",
+        "lines of tests": f"{lines_of(folder, 'tests/**/*.py'):,}",
+        "folders of the package": f"{len(rooms)}",
+        "files beside each other at its top": f"{len([*(folder / PACKAGE).glob('*.py')])}",
+        "circles of imports": "; ".join(map(_circle, circles(folder))) or "0",
+        "k3_rs to the decision: files, functions, lines": " / ".join(f"{count:,}" for count in decision),
+        "k3_rs to the metrics: files, functions, lines": " / ".join(f"{count:,}" for count in metrics),
+        "presets": f"{len([*(folder / PACKAGE / 'conf' / 'rollout_corr').glob('*.yaml')])}",
+    }
+
+
+def _circle(group: set[str]) -> str:
+    return " ↔ ".join(sorted(name.removeprefix(f"{PACKAGE}.") for name in group))
+
+
+def _core(folder: Path) -> int:
+    later = ("kernels", "dumps", "diagnosis", "report", "cli", "platform", "face")
+    return lines_of(folder, f"{PACKAGE}/**/*.py") - sum(lines_of(folder, f"{PACKAGE}/{name}/**/*.py") for name in later)
+
+
+def main(commits: list[str]) -> None:
+    """Print the table."""
+    columns: dict[str, dict[str, str]] = {}
+    for commit in commits or ["HEAD"]:
+        with tempfile.TemporaryDirectory() as folder:
+            checkout(commit, Path(folder))
+            columns[commit] = facts(Path(folder))
+    print(f"| | {' | '.join(columns)} |")
+    print(f"| --- |{' --- |' * len(columns)}")
+    for row in next(iter(columns.values())):
+        print(f"| {row} | {' | '.join(column[row] for column in columns.values())} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
