@@ -34,8 +34,8 @@ def own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterato
             f"Leave {_OWN}.bypass_mode out, it follows rollout_corr.mode, and write rollout_corr.mode: "
             f"{'decoupled' if config.mode is Mode.BYPASS else 'bypass'} if that is what you want."
         )
-    node = value_at(run, _OWN)
-    set_by_verl = cast("Mapping[str, Any]", node) if isinstance(node, Mapping) else {}
+    node, nothing = value_at(run, _OWN), dict[str, Any]()
+    set_by_verl = cast("Mapping[str, Any]", node) if isinstance(node, Mapping) else nothing
     own = {name: value_at(set_by_verl, name) for name in set_by_verl if name not in _NOT_SETTINGS}
     for name, found in own.items():
         default = _OWN_DEFAULTS.get(name)

@@ -7,7 +7,7 @@ fixed constants: about the batch's own mean they would not add.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -98,16 +98,10 @@ class Sums:
         """The same sums on another device."""
         return Sums(self.layout, self.totals.to(device), self.maxima.to(device), self.counts.to(device))
 
-    def __reduce__(self) -> tuple[type[Sums], tuple[Layout, Tensor, Tensor, Tensor]]:
+    def __reduce__(self) -> tuple[Callable[[Layout, Tensor], Sums], tuple[Layout, Tensor]]:
         # Other processes need no device. One copy to the host: the bits of each float64 travel as an int64.
-        joined = torch.cat([self.totals.view(torch.int64), self.maxima.view(torch.int64), self.counts]).cpu()
-        totals, maxima, counts = joined.split([len(self.totals), len(self.maxima), len(self.counts)])
-        return Sums, (
-            self.layout,
-            totals.clone().view(torch.float64),
-            maxima.clone().view(torch.float64),
-            counts.clone(),
-        )
+        parts = [self.totals.view(torch.int64), self.maxima.view(torch.int64), self.counts]
+        return _from_bits, (self.layout, torch.cat(parts).cpu())
 
     def to_host(self) -> HostSums:
         """Every entry, with one host copy."""
@@ -116,3 +110,9 @@ class Sums:
         first = len(self.totals) + len(self.maxima)
         numbers, counts = (cast(Any, part).tolist() for part in (joined[:first], joined[first:].long()))
         return HostSums(self.layout, (*numbers, tuple(counts)))
+
+
+def _from_bits(layout: Layout, bits: Tensor) -> Sums:
+    totals, maxima = len(layout.totals), len(layout.totals) + len(layout.maxima)
+    values, counts = bits[:maxima].view(torch.float64), bits[maxima:]
+    return Sums(layout, values[:totals].clone(), values[totals:].clone(), counts.clone())
