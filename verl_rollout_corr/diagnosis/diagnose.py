@@ -29,7 +29,7 @@ def diagnose(
     """Reads a dump once, as a stream, and explains it.
 
     spread: who reads the files, as in `gathered`. capacity: tokens that detectors look at, at most. Raises
-    DumpError for what is no dump.
+    DumpError for what is not a dump.
     """
     dump = open_dump(path)
     source = str(path) if isinstance(path, str | Path) else ", ".join(map(str, path))

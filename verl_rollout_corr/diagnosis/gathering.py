@@ -47,7 +47,7 @@ def gathered(
 ) -> Gathered:
     """What a diagnosis needs of a dump. `spread`: who reads its files; None: this process, one after another.
 
-    Raises DumpError for what is no dump.
+    Raises DumpError for what is not a dump.
     """
     if spread is None or len(dump.files) == 1:
         return _of(dump, capacity, progress)

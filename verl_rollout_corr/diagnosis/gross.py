@@ -14,7 +14,7 @@ from verl_rollout_corr.diagnosis.records import Checked, Finding
 from verl_rollout_corr.diagnosis.view import View
 
 FAR = 0.5
-"""A log-ratio beyond this is no rounding."""
+"""A log-ratio beyond this is not rounding."""
 LEAST = 5
 """So many tokens at least make a pattern."""
 SHIFTS = (-2, -1, 1, 2)
@@ -218,7 +218,7 @@ def misplaced(view: View) -> list[Explained]:
     # Of unrelated rows some resemble another by chance.
     is_shifted = shifted.sum() >= least
     is_swapped = swapped.sum() >= max(least, 0.5 * (off & ~shifted).sum())
-    # With one of the two, what fits nowhere, or is too short to tell, is no evidence of anything else.
+    # With one of the two, what fits nowhere, or is too short to tell, is not evidence of anything else.
     unclear = (off | ~np.isfinite(own)) & ~shifted & ~swapped
     if shifted.sum() > 0.8 * rows:
         unclear, is_swapped = ~shifted, False

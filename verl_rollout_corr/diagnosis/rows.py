@@ -10,7 +10,7 @@ from verl_rollout_corr.dumps.reader import DumpBatch
 from verl_rollout_corr.dumps.schema import NORMAL
 
 SENTINEL = -100.0
-"""A log-prob of the engine below this is no log-prob: no sampled token has probability 4e-44."""
+"""A number of the engine below this is not a log-prob: no sampled token has probability 4e-44."""
 
 SLACK = 1e-3
 """A log-prob up to this is rounding of log 1."""
