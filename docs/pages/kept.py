@@ -34,7 +34,7 @@ def render() -> str:
         _INTRODUCTION,
         table(["preset", *(f"k3 {level:g}" for level in levels)], (_row(name, levels) for name in presets())),
         "## Effective sample size of the weights",
-        "The same batches, presets with weights. At 1 nothing is lost, which is so again where every weight is smallest.",
+        "The same batches, presets with weights. 1 loses nothing, and 1 is where every weight is smallest, too.",
         table(
             ["preset", *(f"k3 {level:g}" for level in levels)],
             (_sizes(name, levels) for name, config in presets().items() if config.weights is not None),
