@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -117,7 +118,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: dict[str, Path]) ->
     assert {top for top in tops if not top.endswith(".dist-info")} == {NAME, "hydra_plugins"}
     assert f"{NAME}/conf/__init__.py" in names
     assert "hydra_plugins/__init__.py" not in names
+    # Ours, and that of the code of others that the report carries.
     assert [name for name in names if name.endswith("licenses/LICENSE")]
+    assert [name for name in names if ".dist-info/" in name and name.endswith("uPlot.LICENSE")]
     assert len(names) == len(set(names))
 
 
@@ -140,12 +143,52 @@ def test_the_metadata(built: dict[str, Path]) -> None:
     always = re.findall(r"^Requires-Dist: ([^;]*)$", metadata, re.M)
     assert [re.split(r"[<>=]", requirement)[0] for requirement in always] == ["torch"]
     assert {"verl", "cpu", "dev"} <= set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.M))
+    addresses = dict(re.findall(r"^Project-URL: (\w+), (\S+)$", metadata, re.M))
+    assert {"Documentation", "Source", "Issues", "Changelog"} <= set(addresses)
+    # A package page has no files beside it: every link of the description is an address.
+    description = metadata.partition("\n\n")[2]
+    links = re.findall(r"\]\(([^)]+)\)", description)
+    assert len(links) > 20
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+    for link in links:
+        for prefix in (f"{addresses['Source']}/blob/main/", "https://raw.githubusercontent.com/"):
+            path = link.removeprefix(prefix).removeprefix("verl-rollout-corr/verl-rollout-corr/main/").partition("#")[0]
+            assert not link.startswith(prefix) or (ROOT / path).exists(), link
     entry_points = archive.read(name.replace("METADATA", "entry_points.txt")).decode()
     # The platform first: its watchdog starts after the hook has refused what it refuses.
     assert entry_points.split("[verl.plugins]\n")[1].splitlines()[:2] == [
         "cpu_platform = verl_rollout_corr.platform.plugin:load",
         "rollout_corr = verl_rollout_corr.hooks.plugin:load",
     ]
+
+
+def test_two_builds_are_the_same_bytes(tmp_path: Path) -> None:
+    """In copies at other places, with other times on the disk, another order and another umask."""
+    environment = {**os.environ, "PYTHON": sys.executable, "SOURCE_DATE_EPOCH": "1700000000"}
+    script = ROOT / "tests" / "wheel" / "reproducible.sh"
+    done = subprocess.run(["bash", script, tmp_path], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".whl", ".gz"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12"])
+def test_the_wheel_in_a_fresh_environment(version: str, built: dict[str, Path]) -> None:
+    """With torch alone, then with the command line; downloads torch, so that it is no part of the daily run."""
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "-c", ""], capture_output=True).returncode:
+        pytest.skip(f"needs python{version}")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {
+        "WHEEL": str(built["wheel"])
+    }
+    script = ROOT / "tests" / "wheel" / "check.sh"
+    done = subprocess.run(["bash", script, python], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {__version__}\n" in citation
 
 
 def test_the_conf_at_the_root_is_the_package_s() -> None:
