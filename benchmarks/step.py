@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -81,6 +82,8 @@ def columns_of(rows: int, longest: int) -> dict[str, Tensor]:
 
 def filled_queue(columns: dict[str, Tensor], prompts: int, samples: int) -> Any:
     """A started queue with these columns, and verl's description of the batch."""
+    # The queue's actors ask for a core each, and mostly wait.
+    ray.init(num_cpus=max(os.cpu_count() or 1, 8), include_dashboard=False, logging_level="error")
     tq.init()
     keys = [f"prompt{prompt}_{sample}_0" for prompt in range(prompts) for sample in range(samples)]
     uids = np.repeat([f"prompt{prompt}" for prompt in range(prompts)], samples)
@@ -180,9 +183,10 @@ def main() -> None:
         tables.append(table(name.capitalize(), "part", clock.rows(), ["ms"]))
         print(tables[-1], flush=True)
     tq.close()
+    ray.shutdown()
     head = (
         f"{options.prompts} prompts with {options.samples} samples, {tokens:,} response tokens, the longest "
-        f"{options.longest:,}, `{PRESET}`. {machine()}\n"
+        f"{options.longest:,}, `{PRESET}`. {machine('step')}\n"
     )
     print(head)
     if not options.print_only:

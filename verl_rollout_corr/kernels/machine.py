@@ -205,6 +205,31 @@ def _call(typingctx: Any, address: Any, work: Any, totals: Any, settings: Any, f
 call: Any = intrinsic(_call)
 
 
+def _prefetch(typingctx: Any, address: Any) -> Any:
+    """Asks for a cache line before it is needed; harmless for an address that nothing is at."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = ir.PointerType(_I8)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        line = builder.inttoptr(arguments[0], pointer)
+        near, of_memory = (ir.Constant(_I32, word) for word in (2, 1))
+        builder.call(function, [line, ir.Constant(_I32, 0), near, of_memory])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
+prefetch_line: Any = intrinsic(_prefetch)
+
+
+@inline
+def prefetch(address: int, count: int) -> None:
+    """Asks for the lines of `count` bytes."""
+    for line in range(0, count, 64):
+        prefetch_line(address + line)
+
+
 @inline
 def clear(address: int, count: int) -> None:
     """Writes `count` zero bytes."""

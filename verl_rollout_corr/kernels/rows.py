@@ -14,6 +14,7 @@ from verl_rollout_corr.kernels.machine import (
     get,
     get_int,
     inline,
+    prefetch,
     put,
     put_float32,
     put_int,
@@ -59,9 +60,10 @@ def row_address(job, tensor, row, start):
 
 @inline
 def read(job, tensor, work, slot, address, position, count):
-    """Reads tokens of a row into a slot."""
+    """Reads tokens of a row into a slot, and asks for as many more, which the next block may need."""
     item = get_int(job, tensor + m.ITEM_BYTES)
     call(get_int(job, tensor + m.READ), work, 0, address + position * item, slot, count)
+    prefetch(address + (position + count) * item, count * item)
 
 
 @inline
@@ -148,6 +150,7 @@ def answer_piece(work, totals, job, position, first, count, ends):
         reduce_stages(work, totals, job, m.ON_TURN, first, count)
     size = get_int(job, m.J_KEEP_BYTES)
     keep = get_int(work, m.KEEP_ROW) + position * size
+    prefetch(keep + count * size, count * size)
     call(get_int(job, m.J_KEEP_STORE), work, get_int(job, m.J_KEEP_ONE), keep, first, count)
     if get_int(job, m.J_WEIGHT_PHASE) == m.ON_BLOCK:
         call(get_int(job, m.J_WEIGHT_STORE), work, 0, get_int(work, m.WEIGHTS_ROW) + 4 * position, first, count)

@@ -18,7 +18,7 @@ from verl_rollout_corr.maths.inputs import Batch, invalid_tokens
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, token_log_probs
 from verl_rollout_corr.maths.weights import kept_total, weigh
 
-PART_TOKENS = 1 << 18
+PART_TOKENS = 1 << 16
 """About how many positions a part has on a CPU, so that what is computed of it stays in the cache. Elsewhere a batch is
 one part: a device wants few large operations.
 """
