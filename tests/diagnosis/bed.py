@@ -158,6 +158,16 @@ def only_first(count: int) -> Change:
     return lambda logits, _: logits.masked_fill(torch.arange(logits.shape[-1]) >= count, -math.inf)
 
 
+def ended_at(lengths: Tensor) -> Change:
+    """EOS is put behind so many tokens of each row, whatever the model says: its log-prob is 0.0."""
+
+    def change(logits: Tensor, before: Tensor) -> Tensor:
+        forced = (lengths == before.shape[1])[:, None] & (torch.arange(logits.shape[-1]) != EOS)
+        return logits.masked_fill(forced, -math.inf)
+
+    return change
+
+
 def _counts(logits: Tensor, before: Tensor) -> Tensor:
     return torch.zeros_like(logits).scatter_add(1, before, torch.ones_like(before, dtype=logits.dtype))
 
@@ -255,4 +265,6 @@ def sampled_with_mass(
     return update, float(mass)
 
 
-FACTS = Facts(tokenizer={"eos": EOS}, response_length=48)
+PAD = 0
+
+FACTS = Facts(tokenizer={"eos": EOS, "pad": PAD}, response_length=48)

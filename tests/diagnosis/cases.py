@@ -196,8 +196,14 @@ def constant_offset(seed: int, strength: float) -> Update:
     return replace(update, train_log_probs=train.astype(np.float32))
 
 
-def eos_appended(values: np.ndarray, update: Update, rng: np.random.Generator, strength: float) -> np.ndarray:
-    return np.where(update.response_ids == bed.EOS, 0.0, values)
+def eos_appended(seed: int, strength: float) -> Update:
+    """The framework ends each row with a token that the engine did not sample."""
+    trainer, engine = weights(seed)
+    where = plan(seed)
+    lengths = torch.randint(
+        16, where.width - 1, (where.prompts * where.group,), generator=torch.Generator().manual_seed(seed)
+    )
+    return bed.sample(where, engine=engine, trainer=trainer, changes=(bed.ended_at(lengths),))
 
 
 def token_bias(values: np.ndarray, update: Update, rng: np.random.Generator, strength: float) -> np.ndarray:
@@ -293,7 +299,7 @@ CASES: tuple[Case, ...] = (
     Case("minus infinity", "sentinel", lambda seed, s: scattered(-np.inf)(seed, 0.003)),
     Case("constant for all", "constant", lambda seed, s: altered(lambda v, u, r, s: np.full_like(v, -1.0))(seed, 1)),
     Case("constant rows", "constant", lambda seed, s: altered(constant_rows)(seed, 0.1)),
-    Case("EOS appended", "token", lambda seed, s: altered(eos_appended)(seed, 1)),
+    Case("EOS appended", "token", eos_appended),
     Case("tail without log-probs", "truncated_tail", lambda seed, s: altered(cut_tail)(seed, 36)),
     Case("tool tokens in the mask", "mask", tool_tokens),
     Case("padding in the mask", "mask", padding_tokens),

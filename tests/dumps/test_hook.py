@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,18 @@ def test_jagged_columns_bring_their_lengths() -> None:
     assert list(update.lengths) == [5, 4, 3, 1] and update.prompt_lengths is None
     assert update.weights is not None and update.weights[1].tolist() == [1.0, 0.0, 2.0, 1.0, 0.0]
     assert update.response_ids is not None and update.response_ids[2].tolist() == [10, 11, 12, 0, 0]
+
+
+@pytest.mark.parametrize("equal", [False, True], ids=["of several lengths", "of one length"])
+def test_a_jagged_batch_brings_its_prompts(equal: bool) -> None:
+    """V1 has no attention mask: the lengths of the prompts are those of their rows."""
+    config, given, decision = decided({}, batch(), nested=True)
+    rows = [torch.ones(3 if equal else length, dtype=torch.long) for length in (2, 4, 1, 127)]
+    prompts = torch.stack(rows) if equal else torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    given = dataclasses.replace(given, columns=given.columns | {"prompts": prompts})
+    assert list(dump.update_of(1, given, config, decision, LAGS).prompt_lengths) == (
+        [3] * 4 if equal else [2, 4, 1, 127]
+    )
 
 
 def test_what_rejected_a_row() -> None:

@@ -82,7 +82,9 @@ def causes_of(
     view = take([*gross.missing(view), gross.padding_in_mask(view)], view)
     view = view.where(view.usable)
     view = take([gross.unrelated(view, len(everything))], view)
-    fine, excluded = _fine(view) if len(view) >= 200 else ([], [])
+    # A row that is much like the one whose log-probs it has keeps a few tokens that are far off.
+    mixed = any(one.finding for one in moved)
+    fine, excluded = _fine(view, few=not mixed) if len(view) >= 200 else ([], [])
     found.extend(fine)
     against.extend(excluded)
     if steps is not None:
@@ -103,8 +105,10 @@ def causes_of(
     return tuple(unique.values()), rest
 
 
-def _fine(view: View) -> tuple[list[Finding], list[Checked]]:
-    """Causes that show in many tokens: each is looked for in what the larger ones leave."""
+def _fine(view: View, *, few: bool) -> tuple[list[Finding], list[Checked]]:
+    """Causes that show in many tokens: each is looked for in what the larger ones leave. `few`: whether a few tokens
+    that are far off are a cause of their own.
+    """
     found, against = sampler.detect(view)
     noise = places.Noise(view)
     named = {one.cause for one in found}
@@ -116,8 +120,10 @@ def _fine(view: View) -> tuple[list[Finding], list[Checked]]:
     # A penalty grows with what came before, and truncation, temperature and masks have large ratios of their own.
     if not named & {"penalty"}:
         verdicts.append(places.by_position(view, noise))
-    if not named & {"temperature", "truncation", "vocabulary", "penalty"} and not any(
-        isinstance(one, Finding) for one in verdicts
+    if (
+        few
+        and not named & {"temperature", "truncation", "vocabulary", "penalty"}
+        and not any(isinstance(one, Finding) for one in verdicts)
     ):
         verdicts.append(places.by_size(view, noise))
     verdicts.append(_length(view))

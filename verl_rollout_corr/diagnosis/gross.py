@@ -11,7 +11,7 @@ import numpy as np
 
 from verl_rollout_corr.diagnosis.causes import CAUSES
 from verl_rollout_corr.diagnosis.records import Checked, Finding
-from verl_rollout_corr.diagnosis.view import View
+from verl_rollout_corr.diagnosis.view import MISSING, View
 
 FAR = 0.5
 """A log-ratio beyond this is not rounding."""
@@ -180,11 +180,17 @@ def padding_in_mask(view: View) -> Explained:
     if both.sum() < LEAST or _run_length(view, both) < 3 or rows < max(3, 0.05 * len(view.sample.batch)):
         return nothing
     kinds, counts = np.unique(view.ids[both], return_counts=True)
-    if counts.max() < 0.9 * both.sum():
+    most = kinds[np.argmax(counts)]
+    tokenizer = view.sample.facts.tokenizer
+    known = [tokenizer[name] for name in ("pad", "eos") if isinstance(tokenizer.get(name), int)]
+    # A row may end in a loop, each token of it certain. That one is not what ends or pads, or was not certain at times.
+    elsewhere = ((view.ids == most) & ~both).sum()
+    is_padding = most in known if known else elsewhere <= 0.02 * counts.max()
+    if counts.max() < 0.9 * both.sum() or not is_padding:
         return nothing
     evidence = (
         f"{both.sum()} of {len(view)} tokens ({both.mean():.2%}) under the mask have log-prob 0.0 on both sides, in "
-        f"blocks of {_run_length(view, both):.1f}, and are all of id {kinds[np.argmax(counts)]}",
+        f"blocks of {_run_length(view, both):.1f}, and are all of id {most}",
     )
     return Explained(finding("mask", 0.0, 1.0, evidence, {"fraction": float(both.mean())}), both)
 
@@ -317,11 +323,13 @@ def unrelated(view: View, total: int) -> Explained:
     nothing = np.zeros(len(view), bool)
     if len(view) < max(50, 0.3 * total):
         return Explained(None, nothing)
-    spread = view.train.var() + view.rollout.var()
+    # l is cut where a token's probability is beyond e^-20; so are the log-probs that it is held against.
+    train, rollout = (values.clip(min=-MISSING) for values in (view.train, view.rollout))
+    spread = train.var() + rollout.var()
     correlation = float(np.corrcoef(view.train, view.rollout)[0, 1]) if spread > 0 else 1.0
     rms = float(np.sqrt((view.log_ratio**2).mean()))
     evidence = f"the log-probs correlate by {correlation:.3f}, l is {rms:.3g} in the root mean square"
-    variances = sorted((view.train.var(), view.rollout.var()))
+    variances = sorted((train.var(), rollout.var()))
     # Weights that were never loaded give every token nearly the same probability, whatever that correlates with.
     unlike = correlation < 0.6 or variances[0] < 0.05 * variances[1]
     if unlike and rms > 0.1 and (view.log_ratio**2).mean() > 0.5 * spread:

