@@ -32,7 +32,7 @@ from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.driver import decide_batch
 from verl_rollout_corr.hooks.driver_v1 import QueueAdapter
 from verl_rollout_corr.hooks.places import padded
-from verl_rollout_corr.hooks.proof import row_digests
+from verl_rollout_corr.hooks.proof import decision_digests
 from verl_rollout_corr.kernels import choice
 from verl_rollout_corr.maths import correction
 
@@ -104,7 +104,7 @@ def our_step(batch: Any, maths: Callable[..., Any], clock: Clock) -> None:
         given = (fetched.columns["old_log_probs"], fetched.rollout_log_probs, fetched.response_mask)
         result = maths(*given, config, staleness=torch.zeros_like(rows))
     with clock.part("digest of the decision"):
-        digests = row_digests(rows, fetched.response_mask, result.keep, result.weights)
+        digests = decision_digests(rows, fetched.columns, result.keep, result.weights, fetched.rollout_log_probs)
     with clock.part("metrics"):
         finalize(result.sums)
     columns = {wire.KEEP: result.keep, wire.WEIGHTS: result.weights, wire.ROW: rows, wire.DIGEST: digests}

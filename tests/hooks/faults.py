@@ -69,13 +69,48 @@ def flags_swapped(rank: int) -> Any:
     return _columns(_changed("rollout_corr_keep", _swapped))
 
 
+def weights_in_bfloat16(rank: int) -> Any:
+    """The weights are rounded on the way."""
+    return _columns(_changed("rollout_is_weights", lambda rows: [row.bfloat16().to(row.dtype) for row in rows]))
+
+
+def weights_of_other_rows(rank: int) -> Any:
+    """Each row has the weights of the next one, or those of the update before."""
+
+    def change(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        others = [*rows[1:], rows[0]]
+        return [other.repeat(8)[: len(row)] for row, other in zip(rows, others, strict=True)]
+
+    return _columns(_changed("rollout_is_weights", change))
+
+
+def flags_inverted(rank: int) -> Any:
+    """What was rejected is kept, and the other way round."""
+    return _columns(_changed("rollout_corr_keep", lambda rows: [1 - row for row in rows]))
+
+
+def advantages_of_zero(rank: int) -> Any:
+    """Nothing would be trained."""
+    return _columns(_changed("advantages", lambda rows: [torch.zeros_like(row) for row in rows]))
+
+
+def advantages_of_other_rows(rank: int) -> Any:
+    """Each row has the advantage of the next one, as where rows are put into another order."""
+
+    def change(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        others = [*rows[1:], rows[0]]
+        return [torch.full_like(row, float(other[0])) for row, other in zip(rows, others, strict=True)]
+
+    return _columns(_changed("advantages", change))
+
+
 def everything_kept(rank: int) -> Any:
     """Case 68: a worker that ignores keep."""
     return _columns(_changed("rollout_corr_keep", lambda rows: [torch.ones_like(row) for row in rows]))
 
 
-def engine_log_probs_swapped(rank: int) -> Any:
-    """Bypass mode: what the loss takes for the engine's log-probs is another tokens'."""
+def old_log_probs_swapped(rank: int) -> Any:
+    """What the loss takes for log pi_old, in bypass mode for the engine's log-probs, is another token's."""
     return _columns(_changed("old_log_probs", _swapped))
 
 
@@ -148,6 +183,46 @@ def half_of_the_micro_batches(rank: int) -> Iterator[None]:
         return forward_step
 
     with _replaced(transformer_impl.FSDPEngineWithLMHead, "forward_step", wrapper):
+        yield
+
+
+@contextlib.contextmanager
+def _micro_batches(change: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
+    """Changes the list of a mini-batch's micro-batches."""
+    from verl.workers.engine.fsdp import transformer_impl
+
+    def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare_micro_batches(*positional: Any, **named: Any) -> Any:
+            found, indices = original(*positional, **named)
+            return change(found), indices
+
+        return prepare_micro_batches
+
+    with _replaced(transformer_impl, "prepare_micro_batches", wrapper):
+        yield
+
+
+def micro_batch_dropped(rank: int) -> Any:
+    """The last micro-batch is not trained on."""
+    return _micro_batches(lambda found: found[:-1])
+
+
+def micro_batch_twice(rank: int) -> Any:
+    """The first micro-batch is trained on twice, and the last one not at all."""
+    return _micro_batches(lambda found: [*found[:-1], found[0]])
+
+
+@contextlib.contextmanager
+def policy_loss_registered_later(rank: int) -> Iterator[None]:
+    """The user's module registers its own loss under the name of the one that the run has, after the hook."""
+    from verl.trainer.ppo import core_algos
+
+    def own(*, log_prob: Any, advantages: Any, response_mask: Any, **named: Any) -> Any:
+        return -(log_prob * advantages * response_mask).sum() / 100, {}
+
+    with mock.patch.dict(core_algos.POLICY_LOSS_REGISTRY):
+        for name in ("vanilla", "rollout_corr"):
+            core_algos.register_policy_loss(name)(own)
         yield
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hooks.tiny_model import VOCABULARY
-from verl_rollout_corr.hooks.proof import row_digests
+from verl_rollout_corr.hooks.proof import decision_digests
 from verl_rollout_corr.hooks.wire import DIGEST, KEEP, ROW, WEIGHTS
 
 PROMPT_WIDTH = 6
@@ -121,10 +121,9 @@ def digests(rows: list[Row]) -> Tensor:
     """(B,): what the trainer ships of its decision, or in bypass mode (no keep) of what is to be decided on."""
     found = []
     for number, row in enumerate(rows):
-        keep = row.columns.get(KEEP, row.mask)
-        values = row.columns.get(WEIGHTS) if KEEP in row.columns else row.columns["old_log_probs"]
-        one = None if values is None else values[None]
-        found.append(row_digests(row.columns.get(ROW, torch.tensor(number))[None], row.mask[None], keep[None], one))
+        one = {name: column[None] for name, column in row.columns.items()} | {"response_mask": row.mask[None]}
+        at = row.columns.get(ROW, torch.tensor(number))[None]
+        found.append(decision_digests(at, one, one.get(KEEP), one.get(WEIGHTS), one["old_log_probs"]))
     return torch.cat(found)
 
 

@@ -33,7 +33,8 @@ def jagged(padded: torch.Tensor) -> torch.Tensor:
 
 
 def batch_of(mask: torch.Tensor, *, rollout: torch.Tensor | None = None, padding: int = 0) -> TrainerBatch:
-    columns = {"response_mask": mask} | ({} if rollout is None else {"rollout_log_probs": rollout})
+    columns = {"response_mask": mask, "advantages": torch.ones_like(mask)}
+    columns |= {} if rollout is None else {"rollout_log_probs": rollout}
     return TrainerBatch(columns, group_ids=None, versions=[None] * len(mask), padding=padding)
 
 

@@ -21,6 +21,7 @@ BYPASS = {"mode": "bypass", "reject": {"token_k1": {"lower": 0.9, "upper": 1.2}}
 CHANGED = "row [0-9]+ of the trainer's batch reached the actor's loss with another decision"
 HANDED = "was handed other log-probs, advantages, weights or another mask"
 GRADIENT = "tokens that the correction rejected have a gradient"
+PART = r"ran for [0-9]+ of the [0-9]+ response tokens of a mini-batch"
 REPLACED = "something has put verl's own function back before the worker was built"
 
 DECOUPLED: list[tuple[Any, str]] = [
@@ -28,18 +29,32 @@ DECOUPLED: list[tuple[Any, str]] = [
     (faults.weights_swapped, CHANGED),
     (faults.flags_swapped, CHANGED),
     (faults.everything_kept, CHANGED),
+    (faults.weights_in_bfloat16, CHANGED),
+    (faults.weights_of_other_rows, CHANGED),
+    (faults.flags_inverted, CHANGED),
+    (faults.advantages_of_zero, CHANGED),
+    (faults.advantages_of_other_rows, CHANGED),
+    (faults.old_log_probs_swapped, CHANGED),
+    (faults.micro_batch_dropped, PART),
+    (faults.micro_batch_twice, PART),
+    (faults.policy_loss_registered_later, "this policy loss ignores rollout_is_weights"),
     (faults.loss_ignores_the_rejection, GRADIENT),
     (faults.loss_adds_what_was_rejected, GRADIENT),
     (faults.policy_loss_gets_other_weights, HANDED),
-    (faults.half_of_the_micro_batches, r"ran for [0-9]+ of the [0-9]+ response tokens of a mini-batch"),
+    (faults.half_of_the_micro_batches, PART),
     (faults.verls_loss_on_the_last_rank, REPLACED),
     (faults.verls_loss_and_mini_batch_on_the_last_rank, "the policy loss vanilla was called without the correction"),
 ]
 IN_BYPASS: list[tuple[Any, str]] = [
-    (faults.engine_log_probs_swapped, CHANGED),
+    (faults.old_log_probs_swapped, CHANGED),
+    (faults.advantages_of_zero, CHANGED),
+    (faults.advantages_of_other_rows, CHANGED),
+    (faults.micro_batch_dropped, PART),
+    (faults.micro_batch_twice, PART),
+    (faults.policy_loss_registered_later, "the loss of bypass mode, was registered anew as hooks.faults."),
     (faults.loss_ignores_the_rejection, GRADIENT),
     (faults.loss_adds_what_was_rejected, GRADIENT),
-    (faults.half_of_the_micro_batches, r"ran for [0-9]+ of the [0-9]+ response tokens of a mini-batch"),
+    (faults.half_of_the_micro_batches, PART),
     (faults.verls_loss_on_the_last_rank, REPLACED),
     (faults.verls_loss_and_mini_batch_on_the_last_rank, "the policy loss rollout_corr was called without"),
 ]

@@ -68,6 +68,37 @@ def test_padded_and_jagged_rows_have_the_same_digests(seed: int) -> None:
     assert torch.equal(row_digests(rows, jagged(mask), jagged(keep), jagged(weights)), expected)
 
 
+@pytest.mark.parametrize("bypass", [False, True])
+def test_all_that_the_loss_needs_is_in_the_digest(bypass: bool) -> None:
+    """Each column, at one kept token, padded and jagged; what is rejected or outside the mask has no part in it."""
+    mask, keep, weights = (
+        torch.tensor([[1, 1, 0]]),
+        torch.tensor([[1, int(bypass), 0]]),
+        torch.tensor([[0.5, 2.0, 7.0]]),
+    )
+    old, advantages, rows = torch.tensor([[-1.0, -2.0, 0.0]]), torch.tensor([[0.5, 0.5, 0.5]]), torch.tensor([3])
+
+    def digest(weights: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
+        columns = {"response_mask": mask, "old_log_probs": old, "advantages": advantages}
+        chosen = (None, None) if bypass else (keep, weights)
+        found = proof.decision_digests(rows, columns, *chosen, old)
+        nested = [
+            torch.nested.as_nested_tensor([c[0, :2]], layout=torch.jagged) for c in (*columns.values(), keep, weights)
+        ]
+        jagged = dict(zip(columns, nested, strict=False))
+        chosen = (None, None) if bypass else (nested[3], nested[4])
+        assert torch.equal(proof.decision_digests(rows, jagged, *chosen, nested[1]), found)
+        return found
+
+    made = digest(weights, old, advantages)
+    first, last = torch.tensor([[0.1, 0.0, 0.0]]), torch.tensor([[0.0, 0.0 if bypass else 0.1, 9.0]])
+    assert (digest(weights + first, old, advantages) == made) == bypass
+    assert digest(weights, old + first, advantages) != made
+    assert digest(weights, old, advantages + first) != made
+    assert digest(weights + last, old + last, advantages + last) == made
+    assert digest(weights, advantages, old) != made
+
+
 def test_parts_in_any_order_add_up() -> None:
     mask, keep, weights = drawn(1)
     digests = row_digests(torch.arange(4), mask, keep, weights)

@@ -26,7 +26,7 @@ class Counts:
     clipped: Tensor
     """Kept tokens that the clip of bypass mode's PPO silences."""
     digest: Tensor
-    """The digest of the decision that the loss received (`proof.row_digests`), modulo 2^64."""
+    """The digest of the decision that the loss received (`proof.decision_digests`), modulo 2^64."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(getattr(self, name) + getattr(other, name) for name in _FIELDS))

@@ -21,7 +21,7 @@ from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.batches import Adapter, Decided, TrainerBatch
 from verl_rollout_corr.hooks.entrance import check_not_constant
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid
-from verl_rollout_corr.hooks.proof import row_digests, total
+from verl_rollout_corr.hooks.proof import decision_digests, total
 from verl_rollout_corr.hooks.seams import Trainer
 from verl_rollout_corr.hooks.transport import gather
 from verl_rollout_corr.hooks.updates import UpdateStatistics, state_of
@@ -72,7 +72,7 @@ def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor) -
     rows = torch.arange(len(lags))
     if config.mode is Mode.BYPASS:
         _check_rollout(batch, config)
-        digests = row_digests(rows, batch.response_mask, batch.response_mask, batch.rollout_log_probs)
+        digests = decision_digests(rows, batch.columns, None, None, batch.rollout_log_probs)
         return Decided({wire.STALENESS: lags, wire.ROW: rows, wire.DIGEST: digests}, digests)
     result = correct(
         batch.columns["old_log_probs"],
@@ -84,7 +84,7 @@ def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor) -
         staleness=lags,
     )
     check_not_constant(result.sums, config)
-    digests = row_digests(rows, batch.response_mask, result.keep, result.weights)
+    digests = decision_digests(rows, batch.columns, result.keep, result.weights, batch.rollout_log_probs)
     columns = {wire.KEEP: result.keep, wire.ROW: rows, wire.DIGEST: digests}
     if result.weights is not None:
         columns[wire.WEIGHTS] = result.weights
@@ -166,7 +166,7 @@ def check_applied(applied: Applied, mask: Tensor, decided: Decided, epochs: int)
     if applied.digest != total(decided.digests, epochs):
         raise HookError(
             "rollout_corr: the actor's loss saw as many tokens as the trainer decided on, but not the same decision: "
-            "the weights, the rejected tokens or (in bypass mode) the engine's log-probs were changed on their way"
+            "the weights, the rejected tokens, the advantages or the log-probs of the batch were changed on their way"
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks.configured import config_of_actor
 from verl_rollout_corr.hooks.ledger import current_call
+
+LOSS_OF_BYPASS = "__rollout_corr_loss_of_bypass__"
+"""The attribute by which this package's own policy loss is known."""
 
 _GUARDED = "__rollout_corr_guarded__"
 _TENSORS = ("log_prob", "old_log_prob", "advantages", "response_mask", "rollout_is_weights")
@@ -55,14 +59,24 @@ _tried: set[Any] = set()
 
 
 def try_once(actor: Any, config: RolloutCorrConfig) -> None:
-    """Tries the policy loss of this actor on a few numbers, once per process and function.
+    """Tries the policy loss of this actor on a few numbers, once per process and function. In bypass mode it has to be
+    this package's.
 
     Raises ConfigError if its gradient does not depend on the weights that are asked for, or if it trains on tokens
-    outside the mask.
+    outside the mask; HookError if another function has taken the place of the loss of bypass mode.
     """
     loss_mode = actor.policy_loss.loss_mode
     policy_loss = POLICY_LOSS_REGISTRY.get(loss_mode)
-    if config.mode is Mode.BYPASS or policy_loss is None or policy_loss in _tried:
+    if config.mode is Mode.BYPASS:
+        found = inspect.unwrap(policy_loss) if policy_loss is not None else None
+        if not hasattr(found, LOSS_OF_BYPASS):
+            raise HookError(
+                f"rollout_corr: the policy loss {loss_mode}, which is the loss of bypass mode, was registered anew as "
+                f"{getattr(found, '__module__', None)}.{getattr(found, '__qualname__', None)}, which need not apply "
+                "what is decided. Register it under another name, and take a preset of decoupled mode for it"
+            )
+        return
+    if policy_loss is None or policy_loss in _tried:
         return
     key = f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode}"
     everything, one = torch.ones(_SHAPE, dtype=torch.bool), torch.ones(_SHAPE)

@@ -6,6 +6,7 @@ pass and the optimiser's step, which waits for the norm of the gradient anyway.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.errors import HookError
+from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.places import flat
 from verl_rollout_corr.hooks.transport import join
 
@@ -26,12 +28,14 @@ class Call:
     """One call of the actor's loss, on one micro-batch. The flags are scalar tensors on its device.
 
     tokens: response tokens.
+    digest: the digests of its rows, as they came, added.
     changed_row: the lowest row whose decision is not the trainer's; a large number where all are.
     altered: whether verl's policy loss was handed something else than was prepared for it.
     leaked: whether a token that may not be trained on has a gradient.
     """
 
     tokens: Tensor
+    digest: Tensor
     changed_row: Tensor
     altered: Tensor
     leaked: Tensor
@@ -46,7 +50,7 @@ class Call:
         no = torch.zeros((), dtype=torch.bool, device=mask.device)
         changed = torch.where(decided == received, torch.full_like(rows, _NO_ROW), rows)
         nothing = torch.full_like(rows[:1], _NO_ROW) if len(rows) else rows.new_full((1,), _NO_ROW)
-        return cls(mask.sum(), torch.cat([changed, nothing]).min(), no, no.clone())
+        return cls(mask.sum(), received.sum(), torch.cat([changed, nothing]).min(), no, no.clone())
 
     def compare(self, prepared: dict[str, Tensor | None], mask: Tensor) -> Tensor | None:
         """Compares what verl's policy loss was handed with what was prepared for it, at the tokens of the mask. Returns
@@ -84,8 +88,9 @@ class Call:
         output.register_hook(look)
 
     def flags(self) -> Tensor:
-        """(4,) int64, on the device: tokens, changed_row, altered, leaked."""
-        return torch.stack([self.tokens.long(), self.changed_row, self.altered.long(), self.leaked.long()])
+        """(5,) int64, on the device: tokens, digest, changed_row, altered, leaked."""
+        flags = (self.tokens, self.digest, self.changed_row, self.altered, self.leaked)
+        return torch.stack([flag.long() for flag in flags])
 
     @property
     def sound(self) -> Tensor:
@@ -183,12 +188,12 @@ def check(ledger: Ledger, data: Any, *, complete: bool) -> None:
             "of a mini-batch of this process, so that the rest would train uncorrected: something replaced the loss or "
             f"the batch. {_STOPPED}"
         )
-    for _, changed_row, altered, leaked in found:
+    for _, _, changed_row, altered, leaked in found:
         if changed_row != _NO_ROW:
             raise HookError(
                 f"rollout_corr: row {changed_row} of the trainer's batch reached the actor's loss with "
-                "another decision than the trainer made: its tokens, its mask, its weights or (in bypass mode) the "
-                f"engine's log-probs were changed on the way. {_STOPPED}"
+                "another decision than the trainer made: its tokens, its mask, its weights, its advantages or its "
+                f"log-probs were changed on the way. {_STOPPED}"
             )
         if altered:
             raise HookError(
@@ -200,6 +205,25 @@ def check(ledger: Ledger, data: Any, *, complete: bool) -> None:
                 "rollout_corr: tokens that the correction rejected have a gradient: the actor's loss ignores what was "
                 f"decided, or something adds to it. {_STOPPED}"
             )
+    _check_rows(data, sum(digest for _, digest, *_ in found) if complete else None)
+
+
+def _check_rows(data: Any, seen: int | None) -> None:
+    """As many tokens may still be those of other rows: one twice, and another not at all. `seen` is the digest of what
+    the loss ran for, None in a process that does not compute it.
+    """
+    rows: list[int] = data[wire.ROW].tolist()
+    twice = [row for row, count in Counter(rows).items() if count > 1]
+    if twice:
+        raise HookError(
+            f"rollout_corr: row {twice[0]} of the trainer's batch is in a mini-batch of this process twice, so that "
+            f"another one is missing: the batch was changed on its way. {_STOPPED}"
+        )
+    if seen is not None and (seen - int(data[wire.DIGEST].sum())) % 2**64:
+        raise HookError(
+            "rollout_corr: the micro-batches of the actor's loss are not the rows of their mini-batch: one came twice, "
+            f"and another one not at all. {_STOPPED}"
+        )
 
 
 _STOPPED = "The run stops before the optimiser steps on it"

@@ -19,7 +19,7 @@ from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import activity, compat, same_code
 from verl_rollout_corr.hooks.configured import config_of_actor, parse_config_json
-from verl_rollout_corr.hooks.guard import guard
+from verl_rollout_corr.hooks.guard import LOSS_OF_BYPASS, guard
 from verl_rollout_corr.hooks.seams import TRAINERS
 from verl_rollout_corr.maths import losses
 
@@ -113,3 +113,6 @@ def bypass_policy_loss(
         loss_mat=per_token, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
     )
     return loss, {}
+
+
+setattr(bypass_policy_loss, LOSS_OF_BYPASS, True)

@@ -2,14 +2,14 @@
 additive.
 
 A digest is a sum of whole numbers modulo 2^64, one per response token: a hash of the row's number, times a hash of the
-token's position, times what was decided there. So digests add over tokens, rows, micro-batches, ranks and epochs in any
-order. Two batches with the same counts and sums, in one of which something was moved or changed, have different
-digests.
+token's position, times what was decided there and what the loss reads there. So digests add over tokens, rows,
+micro-batches, ranks and epochs in any order. Two batches with the same counts and sums, in one of which something was
+moved or changed, have different digests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -60,6 +60,26 @@ def _content(mask: Tensor, keep: Tensor, values: Tensor | None) -> Tensor:
         bits = values.detach().float().contiguous().view(torch.int32).long() & 0xFFFFFFFF
         content = content + torch.where(keep, bits << 2, torch.zeros_like(bits))
     return torch.where(mask, content, torch.zeros_like(content))
+
+
+_SHARES = (1, _FIRST, _SECOND)
+"""Odd factors of the columns that belong to a decision, so that two that change places change the digest."""
+
+
+def decision_digests(
+    rows: Tensor, columns: Mapping[str, Tensor], keep: Tensor | None, weights: Tensor | None, engine: Tensor
+) -> Tensor:
+    """(B,) int64: the digest of all that the actor's loss needs of a batch, for the trainer and for the loss.
+
+    With the trainer's decision `keep` and `weights`: those, and at the kept tokens advantages and log pi_old. Without
+    one (bypass mode): at all tokens the engine's log-probs and the advantages.
+    """
+    mask, advantages = columns["response_mask"], columns["advantages"]
+    values = (engine, advantages) if keep is None else (weights, advantages, columns["old_log_probs"])
+    digests = torch.zeros_like(rows)
+    for value, share in zip(values, _SHARES, strict=False):
+        digests = digests + share * row_digests(rows, mask, mask if keep is None else keep, value)
+    return digests
 
 
 def row_digests(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None) -> Tensor:

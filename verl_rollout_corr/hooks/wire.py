@@ -19,7 +19,7 @@ ROW = "rollout_corr_row"
 """(B,) int64: the number of the row in the trainer's batch."""
 
 DIGEST = "rollout_corr_digest"
-"""(B,) int64: the digest of what the trainer decided on the row (`proof.row_digests`)."""
+"""(B,) int64: the digest of what the trainer decided on the row (`proof.decision_digests`)."""
 
 VOTES = "rollout_corr_row_kept"
 """(B,) bool: with `baseline: kept`, the rows that vote in their group's baseline."""

@@ -30,7 +30,7 @@ from verl_rollout_corr.hooks.guard import guard, try_once
 from verl_rollout_corr.hooks.ledger import Call, calling, checked_before_step, poison
 from verl_rollout_corr.hooks.places import Places, flat, neutralise, padded
 from verl_rollout_corr.hooks.policy_loss import clip_bounds
-from verl_rollout_corr.hooks.proof import row_digests
+from verl_rollout_corr.hooks.proof import decision_digests
 from verl_rollout_corr.hooks.transport import Carried
 from verl_rollout_corr.kernels.on_gpu import decide
 from verl_rollout_corr.maths.inputs import warn_half
@@ -161,7 +161,7 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             decided = _decide_here(actor, ours, places.read(model_output["log_probs"].detach()), columns)
         else:
             decided = _decided_by_trainer(columns, ours)
-        digests = _digests(columns, mask, decided, ours)
+        digests = _digests(columns, decided, ours)
         if decided.weights is not None:
             columns[wire.WEIGHTS] = decided.weights
         kept = mask & decided.keep
@@ -196,15 +196,14 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
     return ppo_loss
 
 
-def _digests(columns: Mapping[str, Tensor], mask: Tensor, decided: _Decided, config: RolloutCorrConfig) -> Tensor:
+def _digests(columns: Mapping[str, Tensor], decided: _Decided, config: RolloutCorrConfig) -> Tensor:
     """Digests (B,) of what the trainer decided on each row, computed from what arrived; in bypass mode, of what the
     decision will be based on.
     """
     for name in (wire.ROW, wire.DIGEST):
         _required(columns, name, "did not say what it decided on")
-    if config.mode is Mode.BYPASS:
-        return row_digests(columns[wire.ROW], mask, mask, columns["old_log_probs"])
-    return row_digests(columns[wire.ROW], mask, decided.keep, decided.weights)
+    keep, weights = (None, None) if config.mode is Mode.BYPASS else (decided.keep, decided.weights)
+    return decision_digests(columns[wire.ROW], columns, keep, weights, columns["old_log_probs"])
 
 
 def _to_trainer(

@@ -34,7 +34,8 @@ COLUMNS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "weights_of_one": ("rollout_is_weights", torch.ones_like),
     "weights_swapped": ("rollout_is_weights", _swapped),
     "everything_kept": ("rollout_corr_keep", torch.ones_like),
-    "engine_log_probs_swapped": ("old_log_probs", _swapped),
+    "old_log_probs_swapped": ("old_log_probs", _swapped),
+    "advantages_of_zero": ("advantages", torch.zeros_like),
 }
 
 
