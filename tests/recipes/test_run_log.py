@@ -150,3 +150,13 @@ def test_two_logs_are_compared_to_the_bit(second: list[str], code: int, said: st
     other.write_text("".join(second))
     done = subprocess.run([sys.executable, str(COMPARE), str(one), str(other)], capture_output=True, text=True)
     assert done.returncode == code and said in done.stdout.splitlines()
+
+
+def test_only_some_metrics_are_compared(tmp_path: Path) -> None:
+    """Another version has other metrics of its own; the training can be the same all the same."""
+    logs = [tmp_path / "one.txt", tmp_path / "other.txt"]
+    logs[0].write_text(step(1, 0.5))
+    logs[1].write_text(step(1, 0.5, 0.25).replace("kl:-4.5e-05", "kl:-9.0"))
+    for only, code in ((["critic/"], 0), (["critic/", "rollout_corr/"], 1)):
+        command = [sys.executable, str(COMPARE), "--only", *only, "--", *map(str, logs)]
+        assert subprocess.run(command, capture_output=True).returncode == code
