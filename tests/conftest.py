@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # the oracle is imported by name, and importlib mode adds no path
 
+import scheduling
+
 for profile, examples in (("default", 60), ("slow", 3000)):
     settings.register_profile(
         profile, max_examples=examples, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -38,13 +40,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
         at_once = int(os.environ.get("ROLLOUT_CORR_RUNS_AT_ONCE", "1"))
         return at_once if at_once > 1 else 0
     return min(os.cpu_count() or 1, MOST)
-
-
-SHARED = {"pools": "workers", "programs": "programs", "bare": "bare"}
-"""What takes long to start, and the group of the tests that use it."""
-
-LONGEST = ("workers", "programs", "bare", "tests/test_packaging.py", "tests/kernels/test_on_gpu.py")
-"""The groups that begin, so that none of them is left when the other processes are done."""
 
 
 @pytest.fixture(scope="session")
@@ -68,18 +63,11 @@ def bare() -> Iterator[Any]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A file stays in one process, with what it starts. Those that use something of SHARED all stay in the same one,
-    where it is started once. xdist is told to keep the order (pyproject.toml).
-    """
-    uses = {
-        item.path: group
-        for item in items
-        for fixture, group in SHARED.items()
-        if fixture in getattr(item, "fixturenames", ())
-    }
-    groups = {path: uses.get(path, path.relative_to(config.rootpath).as_posix()) for path in {i.path for i in items}}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
-    order = {group: number for number, group in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(groups[item.path], len(order)))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest groups begin (scheduling.py)."""
+    items[:] = scheduling.in_order(items)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What shares something stays in one process."""
+    return scheduling.scheduler(config, log)
