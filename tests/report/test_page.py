@@ -38,6 +38,7 @@ def hostile() -> Report:
         excluded=(EVIL,),
         charts=(Chart("a", EVIL, "<svg></svg>", EVIL, Curves([1, 2], ((EVIL, 1, [0.1, None]),))),),
         tables=(Table(EVIL, EVIL, (EVIL,), ((EVIL,),)),),
+        where=(Table(EVIL, EVIL, (EVIL,), ((EVIL,),)),),
         sequences=(ShownSequence(EVIL, (token,), (token,)),),
         configuration=EVIL,
         notes=(EVIL,),
@@ -84,3 +85,23 @@ def test_an_empty_part_is_left_out() -> None:
     page = render(replace(hostile(), sequences=(), excluded=(), command=""))
     assert "The worst sequences" not in page
     assert "What it is not" not in page
+
+
+def test_the_order_of_the_page() -> None:
+    """Verdict, what drifted, evidence, the worst sequences, the tables of presets, and where the mismatch is."""
+    page = render(hostile())
+    heads = ["verdict act", "What drifted", "Evidence", "The worst sequences", "Where the mismatch is", "The run"]
+    places = [page.index(head) for head in heads]
+    assert places == sorted(places)
+    assert "uPlot, MIT licence" in page
+
+
+def test_the_advice_is_about_what_is_to_be_changed() -> None:
+    from verl_rollout_corr.diagnosis.gross import finding
+    from verl_rollout_corr.report.assemble import _advice, level_of
+
+    stale, precision = finding("stale", 0.6, 0.9, ()), finding("low_precision", 0.4, 0.7, ())
+    assert _advice((stale, precision)) == (stale.change,) and level_of((stale, precision)) == "act"
+    assert _advice((precision,)) == (precision.change,) and level_of((precision,)) == "ok"
+    assert level_of((finding("length", 0.0, 1.0, ()), precision)) == "watch"
+    assert level_of((finding("unknown", 1.0, 0.4, ()),)) == "watch"

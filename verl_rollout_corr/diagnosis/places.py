@@ -13,11 +13,7 @@ from verl_rollout_corr.diagnosis.records import Checked, Finding
 from verl_rollout_corr.diagnosis.sampler import hinges, residuals, winsorised
 from verl_rollout_corr.diagnosis.view import View
 
-_FEW, _BEHIND, _FALL = (
-    5,
-    6,
-    3.3,
-)  # so many outliers at least, and by how much the one at so many times their number is smaller
+_FEW, _BEHIND, _FALL = 5, 6, 4.0  # n >= 5 outliers, and how much smaller the |l| at 6n is
 
 Verdict = Finding | Checked
 """A cause that was found, or what speaks against it."""
@@ -226,7 +222,7 @@ def by_size(view: View, noise: Noise) -> Verdict:
     """A few tokens far from all others: at least `_FEW`, which hold much of the mean square and stand out of it.
 
     Noise falls off steadily, however heavy its tails: behind the n largest, what is at 6n is not that much smaller. The
-    factor is above that of 159 of 160 clean dumps of the test bed.
+    factor is above that of all of 160 clean dumps of the test bed.
     """
     if len(view) < 200:
         return not_found("outliers", "too few tokens to tell")

@@ -97,17 +97,24 @@ def report_of(
         f"{_counted(total.tokens, 'response token')}",
         level=level_of(diagnosis.findings),
         verdict=diagnosis.verdict,
-        advice=tuple(finding.change for finding in diagnosis.findings[:2] if finding.change),
+        advice=_advice(diagnosis.findings),
         command=command,
         facts=_facts(diagnosis, total),
         findings=tuple(_found(finding) for finding in diagnosis.findings),
         excluded=tuple(f"{checked.title}: {checked.evidence}" for checked in diagnosis.ruled_out),
         charts=charts_of(evidence),
-        tables=(*whatif, *_where(diagnosis)),
+        tables=tuple(whatif),
+        where=_where(diagnosis),
         sequences=tuple(_sequence(worst, token_text or str) for worst in sequences),
         configuration=_indented(dump.facts.config),
         notes=(*diagnosis.notes, *_facts_of_the_run(dump)),
     )
+
+
+def _advice(findings: Sequence[Finding]) -> tuple[str, ...]:
+    """What to change, of the first two causes to act on; where there is none, of what was found."""
+    chosen = [finding for finding in findings if finding.cause in ALARMS] or list(findings)
+    return tuple(finding.change for finding in chosen[:2] if finding.change)
 
 
 def level_of(findings: Sequence[Finding]) -> str:

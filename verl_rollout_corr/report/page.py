@@ -99,6 +99,7 @@ class Report:
     excluded: tuple[str, ...] = ()
     charts: tuple[Chart, ...] = ()
     tables: tuple[Table, ...] = ()
+    where: tuple[Table, ...] = ()
     sequences: tuple[ShownSequence, ...] = ()
     configuration: str = ""
     notes: tuple[str, ...] = field(default=())
