@@ -68,10 +68,11 @@ def main() -> None:
         _, _, used = os.wait4(process.pid, 0)
     millions = tokens / 1e6
     text = (
-        f"Measured by `python benchmarks/dumps.py` on {options.files} updates of {ROWS} rows ({millions:.1f} million tokens, "
-        f"{size / 1e6:.0f} MB):\n\n"
+        f"Measured by `python benchmarks/dumps.py` on {options.files} updates of {ROWS} rows "
+        f"({millions:.1f} million tokens, {size / 1e6:.0f} MB):\n\n"
         f"| | |\n| --- | --- |\n"
-        f"| written, seconds of one core per million tokens | {cpu / millions:.2f} (by the clock {wall / millions:.2f}) |\n"
+        f"| written, seconds of one core per million tokens | {cpu / millions:.2f}, "
+        f"by the clock {wall / millions:.2f} |\n"
         f"| bytes per token | {size / tokens:.1f} |\n"
         f"| `diagnose`, seconds of one core per million tokens | {(used.ru_utime + used.ru_stime) / millions:.2f} |\n"
         f"| `diagnose`, peak memory | {used.ru_maxrss / 1e3:.0f} MB |"
