@@ -99,13 +99,13 @@ def long_tailed(rows: int, width: int) -> tuple[tuple[Tensor, ...], tuple[Tensor
 def ours(name: str) -> Callable[..., Any]:
     """`correct`, with its metrics."""
     config = config_of(name)
-    return lambda *tensors: choice.correct(*tensors, config).metrics
+    return lambda train, rollout, mask: choice.correct(train, rollout, mask, config).metrics
 
 
 def definition(name: str) -> Callable[..., Any]:
     """The definition, with its metrics."""
     config = config_of(name)
-    return lambda *tensors: correction.correct(*tensors, config).metrics
+    return lambda train, rollout, mask: correction.correct(train, rollout, mask, config).metrics
 
 
 def verl(name: str) -> Callable[..., Any]:

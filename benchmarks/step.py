@@ -7,6 +7,7 @@ lengths of mean 10 % of the longest; `--longest 16384` needs about 10 GiB for ve
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import time
 import warnings
@@ -83,7 +84,7 @@ def columns_of(rows: int, longest: int) -> dict[str, Tensor]:
 def filled_queue(columns: dict[str, Tensor], prompts: int, samples: int) -> Any:
     """A started queue with these columns, and verl's description of the batch."""
     # The queue's actors ask for a core each, and mostly wait.
-    ray.init(num_cpus=max(os.cpu_count() or 1, 8), include_dashboard=False, logging_level="error")
+    ray.init(num_cpus=max(os.cpu_count() or 1, 8), include_dashboard=False, logging_level=logging.ERROR)
     tq.init()
     keys = [f"prompt{prompt}_{sample}_0" for prompt in range(prompts) for sample in range(samples)]
     uids = np.repeat([f"prompt{prompt}" for prompt in range(prompts)], samples)

@@ -83,6 +83,7 @@ def of_token(train: float, rollout: float, near: bool):
 # log((1 + s) / (1 - s)) / s - 2, in powers of s^2, for |s| <= 0.21
 _A1, _A2, _A3, _A4, _A5, _A6, _A7, _A8, _A9, _A10 = (2.0 / (2 * k + 1) for k in range(1, 11))
 LN2 = math.log(2)
+"""The logarithm of 2."""
 
 
 @inline

@@ -17,6 +17,7 @@ _CHUNK_TOKENS, _CHUNKS = 1 << 15, 128
 """A chunk has at least so many tokens, and there are at most about so many chunks, whatever the number of threads."""
 
 Scratch = TypeVar("Scratch")
+"""The memory that one thread works with."""
 
 
 def chunk_bounds(offsets: np.ndarray) -> np.ndarray:
