@@ -16,7 +16,7 @@ from hooks import direct
 from hooks.rows import Row, undecided
 from hooks.test_gradients import WEIGHTED
 from verl_rollout_corr.configuration.parser import parse
-from verl_rollout_corr.hooks import ledger, worker
+from verl_rollout_corr.hooks import ledger, wire, worker
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid
 from verl_rollout_corr.hooks.places import Places
@@ -172,12 +172,13 @@ def vars_of(content: Any) -> dict[str, torch.Tensor]:
 
 
 def test_the_check_before_a_step_copies_once(copies: list[str]) -> None:
-    """Whatever the number of micro-batches: the flags of all calls together, and the number of tokens."""
+    """Whatever the number of micro-batches: the flags of all calls together, and what the mini-batch is."""
     mask, rows, digest = torch.ones(1, 2), torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
     calls = [ledger.Call.on(mask, rows, digest, digest) for _ in range(5)]
     copies.clear()
-    ledger.check(ledger.Ledger(calls), {"response_mask": torch.ones(5, 2)}, complete=True)
-    assert copies == ["__int__", "tolist"]
+    data = {"response_mask": torch.ones(5, 2), wire.ROW: torch.arange(5), wire.DIGEST: digest.expand(5)}
+    ledger.check(ledger.Ledger(calls), data, complete=True)
+    assert copies == ["tolist", "tolist"]
 
 
 def test_the_watch_works() -> None:

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_rollout_corr.configuration import command_line, hints, resolver, written
 from verl_rollout_corr.configuration.loading import workers_objection
 from verl_rollout_corr.configuration.misspelt import GROUP, Words, suspects
-from verl_rollout_corr.configuration.node import Gathered, listed, nearest, shown
+from verl_rollout_corr.configuration.node import Gathered, listed, nearest, shown, value_at
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.configuration.preset_notes import shipped_names
 from verl_rollout_corr.configuration.run_check import run_problems, run_warnings
@@ -179,6 +179,24 @@ def _text(command: Command) -> Iterator[Problem]:
             yield Problem.read(message)
 
 
+_LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+
+
+def _set_aside(command: Command) -> Iterator[Problem]:
+    """A policy loss of the user's YAML that a preset, composed after it, has put aside."""
+    composed = str(value_at(command.plain, _LOSS_MODE))
+    if not command.is_on or not composed.startswith(f"${{{GROUP}:"):
+        return
+    for document in command.documents:
+        found = None if document.is_preset else document.scalars().get(_LOSS_MODE)
+        if found not in (None, composed, resolver.DECOUPLED_LOSS_MODE):
+            yield Problem(
+                _LOSS_MODE,
+                f"is {shown(found)} in {document.name}.yaml, and the preset, composed after it, puts it aside.",
+                f"Write {_LOSS_MODE}={found} on the command line (with a preset of decoupled mode), or leave it out.",
+            )
+
+
 def _without_effect(command: Command) -> Iterator[Problem]:
     """Values below rollout_corr, where no preset is on."""
     asked = [override for override in command.overrides if _ASKED.match(override) and not _OFF.fullmatch(override)]
@@ -253,6 +271,7 @@ RULES: tuple[Rule, ...] = (
     _misspelt,
     _unknown_preset,
     _text,
+    _set_aside,
     _without_effect,
     _partly_on,
     _program,

@@ -178,8 +178,10 @@ def check(ledger: Ledger, data: Any, *, complete: bool) -> None:
     else. `complete`: whether this process computes the loss (with pipelines, only the last stage does).
     """
     mask = data["response_mask"]
-    tokens = int((mask.values() if mask.is_nested else mask).bool().sum())
-    # One host copy for the whole mini-batch: the device has to finish the gradients before the optimiser steps anyway.
+    count = (mask.values() if mask.is_nested else mask).bool().sum()
+    # Two host copies for the whole mini-batch, of what it is and of what the loss did: the device has to finish the
+    # gradients before the optimiser steps anyway.
+    tokens, digest, *rows = torch.cat([torch.stack([count, data[wire.DIGEST].sum()]), data[wire.ROW]]).tolist()
     found: list[list[int]] = torch.stack([call.flags() for call in ledger.calls]).tolist() if ledger.calls else []
     corrected = sum(call_tokens for call_tokens, *_ in found)
     if complete and corrected != tokens:
@@ -205,21 +207,20 @@ def check(ledger: Ledger, data: Any, *, complete: bool) -> None:
                 "rollout_corr: tokens that the correction rejected have a gradient: the actor's loss ignores what was "
                 f"decided, or something adds to it. {_STOPPED}"
             )
-    _check_rows(data, sum(digest for _, digest, *_ in found) if complete else None)
+    _check_rows(rows, digest, sum(seen for _, seen, *_ in found) if complete else None)
 
 
-def _check_rows(data: Any, seen: int | None) -> None:
-    """As many tokens may still be those of other rows: one twice, and another not at all. `seen` is the digest of what
-    the loss ran for, None in a process that does not compute it.
+def _check_rows(rows: list[int], digest: int, seen: int | None) -> None:
+    """As many tokens may still be those of other rows: one twice, and another not at all. `rows` and `digest` are of
+    the mini-batch; `seen` is the digest of what the loss ran for, None in a process that does not compute it.
     """
-    rows: list[int] = data[wire.ROW].tolist()
     twice = [row for row, count in Counter(rows).items() if count > 1]
     if twice:
         raise HookError(
             f"rollout_corr: row {twice[0]} of the trainer's batch is in a mini-batch of this process twice, so that "
             f"another one is missing: the batch was changed on its way. {_STOPPED}"
         )
-    if seen is not None and (seen - int(data[wire.DIGEST].sum())) % 2**64:
+    if seen is not None and (seen - digest) % 2**64:
         raise HookError(
             "rollout_corr: the micro-batches of the actor's loss are not the rows of their mini-batch: one came twice, "
             f"and another one not at all. {_STOPPED}"
