@@ -152,7 +152,8 @@ def _pearson(
         var_q += 2 * off_q * q + count * off_q * off_q
         covariance += off_q * p + off_p * q + count * off_p * off_q
         size_p, size_q = size_p + count * off_p * off_p, size_q + count * off_q * off_q
-    # Below this share of the moments that it comes from, a variance is so rounded that its cut would show in 1e-9.
+    # A variance far smaller than the moments that it is computed from is mostly rounding error, and would depend on how
+    # the batch was cut into micro-batches.
     # Below 1e-26 a frequent token it is what float64 rounds a probability of 1 by, about which its moments are taken.
     least = 1e-26 * frequent
     if var_p <= max(1e-7 * size_p, least) or var_q <= max(1e-7 * size_q, least):
