@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,35 +11,12 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("pyarrow")
 
-from verl_rollout_corr.cli.main import main
+from cli.running import run
+
 from verl_rollout_corr.dumps.schema import Facts
 from verl_rollout_corr.dumps.writer import Update, write_dump
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m"
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command wrote, and its exit code."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def run(*arguments: str | Path) -> Done:
-    """The command in this process: importing torch a dozen times would take longer than all that it does."""
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["verl-rollout-corr", *map(str, arguments)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    finally:
-        sys.argv = before
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +67,8 @@ def test_suggest_is_a_command_line(dump: Path) -> None:
     found = json.loads(done.stdout)
     assert done.returncode == (0 if found["best"] else 1)
     assert all("+rollout_corr=" in one["command"] for one in found["candidates"])
+    units = {one["preset"]: one["unit"] for one in found["candidates"]}
+    assert units["k3_rs"] == "sequences" and units["token_icepop"] == "tokens"
 
 
 def test_a_report_is_one_page(dump: Path, tmp_path: Path) -> None:

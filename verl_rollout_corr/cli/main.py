@@ -33,7 +33,8 @@ whatif.register(app)
 def main() -> None:
     """The entry point of the console script."""
     try:
-        app()
+        # By `python -m`, too: completion for a shell is that of the program.
+        app(prog_name="verl-rollout-corr")
     except RolloutCorrError as error:
         sys.stderr.write(f"verl-rollout-corr: {error}\n")
         sys.exit(2)

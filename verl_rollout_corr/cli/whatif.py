@@ -110,4 +110,4 @@ def _print_suggestion(found: Suggestion) -> None:
     for caveat in found.caveats:
         typer.echo(f"  but: {plain(caveat)}")
     for one in found.candidates:
-        typer.echo(f"  {plain(one.command)}: keeps {one.what.kept_tokens:.2%}, {one.beyond:,} sequences beyond")
+        typer.echo(f"  {plain(one.command)}: keeps {one.what.kept_tokens:.2%}, {one.beyond:,} {one.unit} beyond")

@@ -27,7 +27,9 @@ LEAST_BEYOND = 10
 
 @dataclass(frozen=True)
 class Candidate:
-    """A preset with the threshold that keeps the share, and what it does to the dump."""
+    """A preset with the threshold that keeps the share, and what it does to the dump. `beyond`: how many tokens or
+    sequences (`unit`) are beyond the threshold.
+    """
 
     preset: str
     overrides: tuple[str, ...]
@@ -35,6 +37,7 @@ class Candidate:
     beyond: int
     what: WhatIf
     reason: str
+    unit: str = "sequences"
 
 
 @dataclass(frozen=True)
@@ -158,4 +161,5 @@ def _candidate(asked: tuple[str, tuple[str, ...], int], record: WhatIf) -> Candi
     gradient = record.gradient
     told = f", gradient {gradient.cosine:.3f} along that of exact ratios" if gradient else ""
     reason = f"keeps {record.kept_tokens:.1%} of the tokens and {record.kept_groups:.1%} of the groups{told}"
-    return Candidate(preset, overrides, command, beyond, record, reason)
+    unit = "tokens" if preset == "token_icepop" else "sequences"
+    return Candidate(preset, overrides, command, beyond, record, reason, unit)
