@@ -223,7 +223,7 @@ CHECKS: dict[str, Callable[[Command, Runs, Path], None]] = {
 """How each program is checked."""
 
 
-def test_commands_work(folder: Path) -> None:
+def test_commands_work(programs: Any, folder: Path) -> None:
     """Every shell block of every page; verl is composed in one process for all of them."""
     runs: Runs = []
     problems: dict[str, list[str]] = defaultdict(list)
@@ -238,7 +238,7 @@ def test_commands_work(folder: Path) -> None:
         for _, program, overrides in runs
     ]
     different = sorted(set(asked))  # composing one takes half a second
-    answers = dict(zip(different, checked(*((one[0], one[1:]) for one in different)), strict=True))
+    answers = dict(zip(different, checked(programs, *((one[0], one[1:]) for one in different)), strict=True))
     for (command, _, _), one in zip(runs, asked, strict=True):
         if wrong := answers[one].get("error") or answers[one].get("problems"):
             problems[command.place].append(f"{' '.join(command.words)}: {wrong}")
