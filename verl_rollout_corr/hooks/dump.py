@@ -119,7 +119,7 @@ def _prompt_lengths(batch: TrainerBatch, columns: dict[str, Tensor], width: int)
     """(B,) tokens of each prompt: of a jagged batch (V1) its own, else what verl attends to before the response."""
     prompts = batch.columns.get("prompts")
     if prompts is not None and batch.response_mask.is_nested:
-        return np.asarray(row_lengths(prompts)) if prompts.is_nested else np.full(*prompts.shape)
+        return np.asarray(row_lengths(prompts)) if prompts.is_nested else np.full(prompts.shape[0], prompts.shape[1])
     attended = columns.get("attention_mask")
     return None if attended is None else attended[:, :-width].sum(dim=1).numpy()
 
