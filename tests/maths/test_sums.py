@@ -122,3 +122,10 @@ def test_second_moments_do_not_cancel() -> None:
         train = torch.full((1, 1000), -3.0, dtype=torch.float64)
         parts.append(correct(train + math.log1p(gap), train, torch.ones(1, 1000), {"weights": {"level": "token"}}).sums)
     assert finalize(parts[0] + parts[1])["rollout_corr/rollout_is_std"] == pytest.approx(1e-7, rel=1e-6)
+
+
+def test_a_repr_fits_a_line() -> None:
+    """Of hundreds of numbers, how many there are."""
+    text = repr(Sums.zero(parse({"reject": {"seq_mean_k3": {"upper": 0.01}}})))
+    assert len(text) < 100
+    assert text.startswith("Sums(") and "finalize" in text

@@ -73,6 +73,10 @@ class Sums:
             torch.zeros(COUNT, dtype=torch.int64),
         )
 
+    def __repr__(self) -> str:
+        # Values would wait for the device.
+        return f"Sums({len(self.layout.totals)} totals, {len(self.layout.maxima)} maxima; finalize gives the metrics)"
+
     def __add__(self, other: object) -> Sums:
         if not isinstance(other, Sums):
             return NotImplemented
