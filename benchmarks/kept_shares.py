@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import verl_rollout_corr
-from verl_rollout_corr import correct, load_preset, preset_names
+from verl_rollout_corr import correct, load_preset, parse, preset_names
 from verl_rollout_corr.grammar import RolloutCorrConfig
 
 TARGET = Path(verl_rollout_corr.__file__).parent / "report" / "kept_shares.json"
@@ -74,12 +74,43 @@ def shares(
     }
 
 
+BOUNDED = ("seq_mean_k3", "seq_mean_k1", "seq_max_k2")
+"""Criteria whose bound is computed from the share that it should keep."""
+KEEP = 0.95
+
+
+def bounds(generator: torch.Generator) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """For each criterion, noise, length and mean k3 the bound that keeps `KEEP` of the sequences.
+
+    Of `seq_mean_k1`, which has a band around 1, the distance of its ends from 1.
+    """
+    table: dict[str, dict[str, dict[str, list[float]]]] = {name: {noise: {} for noise in NOISES} for name in BOUNDED}
+    config = parse({"reject": {name: {"upper": 1e6} for name in BOUNDED}})
+    for length in LENGTHS:
+        for noise in NOISES:
+            for level in LEVELS:
+                train, rollout = batch(length, noise, level, generator)
+                judged = correct(train, rollout, torch.ones_like(train), config).criteria
+                for name in BOUNDED:
+                    value = judged[name].value
+                    value = (value - 1).abs() if name == "seq_mean_k1" else value
+                    found = float(torch.quantile(value, KEEP))
+                    table[name][noise].setdefault(str(length), []).append(float(f"{found:.3g}"))
+    return table
+
+
 def main() -> None:
     """Compute the table and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", help="compute these only, and keep what the file says of the others")
-    only = parser.parse_args().presets
+    parser.add_argument("--bounds", action="store_true", help="compute the bounds only")
+    arguments = parser.parse_args()
+    only: list[str] = arguments.presets
     generator = torch.Generator().manual_seed(0)
+    if arguments.bounds:
+        document = json.loads(TARGET.read_text(encoding="utf-8")) | {"keep": KEEP, "bounds": bounds(generator)}
+        TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        return
     configs = {name: load_preset(name) for name in only or preset_names()}
     table: dict[str, dict[str, dict[str, list[dict[str, float]]]]] = {
         name: {noise: {} for noise in NOISES} for name in configs
@@ -101,6 +132,8 @@ def main() -> None:
         "tokens": TOKENS,
         "model": __doc__.split("The batch: ")[1],
         "presets": dict(sorted(table.items())),
+        "keep": KEEP,
+        "bounds": bounds(torch.Generator().manual_seed(0)),
     }
     TARGET.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {TARGET.name}")

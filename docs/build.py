@@ -26,9 +26,14 @@ PAGES = (criteria, weights, metrics, presets, kept, configuration, errors, peers
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)?(?:#([^)\s]+))?\)")
 
 
+_KEPT = re.compile(r"(<!-- kept -->\n).*?(?=\n<!-- end of kept -->)", re.DOTALL)
+
+
 def rendered() -> dict[Path, str]:
-    """Every page of the reference."""
-    return {DOCS / "reference" / f"{page.__name__.rpartition('.')[2]}.md": page.render() for page in PAGES}
+    """Every page of the reference, and the page of choosing with its table."""
+    choosing = DOCS / "choosing.md"
+    text = _KEPT.sub(lambda found: found[1] + kept.short(), choosing.read_text(encoding="utf-8"))
+    return {choosing: text} | {DOCS / "reference" / f"{page.__name__.rpartition('.')[2]}.md": page.render() for page in PAGES}
 
 
 def stale(pages: dict[Path, str]) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -102,6 +104,38 @@ def test_the_newest_changes_are_those_of_this_version() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert newest is not None
     assert newest[1] == __version__
+
+
+def test_every_signature_of_the_interface_is_the_object_s(build: ModuleType) -> None:
+    """`preset_names` once stood there with the parameters of another function."""
+    import verl_rollout_corr
+    from pages.api import definitions
+
+    checked = 0
+    for name in verl_rollout_corr.__all__:
+        found = getattr(verl_rollout_corr, name)
+        definition = definitions(name)[0]
+        assert definition.name == name
+        assert (found.__doc__ or "").split()[:5] == (definition.doc or "").split()[:5]
+        if inspect.isfunction(found):
+            said = re.sub(r"[^(]*\((.*)\).*", r"\1", definition.signature, flags=re.DOTALL)
+            arguments = ast.parse(f"def f({said}): ...").body[0].args  # type: ignore[attr-defined]
+            names = [one.arg for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]]
+            assert names == list(inspect.signature(found).parameters), name
+            checked += 1
+    assert checked >= 6
+
+
+def test_the_bounds_on_the_choosing_page_keep_what_they_say() -> None:
+    """Each row of its table of thresholds is at least what the computed table asks for, and at most four times k3."""
+    from verl_rollout_corr.report.kept_shares import keeping_bounds
+
+    text = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").partition("\n## Thresholds")[2]
+    rows = re.findall(r"^\| ([\d.e-]+) \| `rollout_corr\.reject\.seq_mean_k3\.upper=([\d.e-]+)` \|", text, re.M)
+    assert len(rows) >= 4
+    needed = {row.k3: row.bound for row in keeping_bounds("seq_mean_k3") if (row.noise, row.length) == ("heavy", 1024)}
+    for k3, upper in ((float(k3), float(upper)) for k3, upper in rows):
+        assert needed[k3] <= upper <= 4 * k3
 
 
 SOURCE = '''

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pages.markdown import code, page, table
 from pages.words import presets
-from verl_rollout_corr.report.kept_shares import kept_shares, model
+from verl_rollout_corr.report.kept_shares import keep, kept_shares, keeping_bounds, model
 
 LENGTH = 1024
 """The response length of the tables."""
@@ -25,6 +25,31 @@ meaning, so take `k3_rs`; a product over long responses cannot be repaired, so t
 """
 
 
+_BOUNDED = (
+    ("seq_mean_k3", 256),
+    ("seq_mean_k3", 1024),
+    ("seq_mean_k3", 4096),
+    ("seq_mean_k1", 1024),
+    ("seq_max_k2", 1024),
+)
+
+_BOUNDS = """
+If your `k3_kl` is the head of a column, this is the bound to write, for a Gaussian / a heavy-tailed mismatch: for
+`seq_mean_k3` and `seq_max_k2` as `upper`; for `seq_mean_k1` x stands for `lower` 1 - x and `upper` 1 + x.
+"""
+
+
+CHOSEN = ("k3_rs", "token_icepop", "token_is", "turn_is", "geo_rs", "seq_is", "seq_mis", "trm", "m2po", "kpop", "veto")
+"""The presets of the short table on docs/choosing.md."""
+
+
+def short() -> str:
+    """That table: from 1e-4 on."""
+    levels = [level for level in sorted({row.k3 for row in kept_shares("k3_rs")}) if level >= 1e-4]
+    rows = ([code(name), *(_pair(name, level, "tokens", "{:.0%}") for level in levels)] for name in CHOSEN)
+    return table(["preset", *(f"k3 {level:g}" for level in levels)], rows)
+
+
 def render() -> str:
     """The page."""
     levels = sorted({row.k3 for row in kept_shares("k3_rs")})
@@ -40,6 +65,12 @@ def render() -> str:
             (_sizes(name, levels) for name, config in presets().items() if config.weights is not None),
         ),
         _AFTER,
+        f"## The bound that keeps {keep():.0%} of the sequences",
+        _BOUNDS,
+        table(
+            ["criterion", "tokens", *(f"k3 {level:g}" for level in levels)],
+            (_bounds(name, length, levels) for name, length in _BOUNDED),
+        ),
         "## The simulated batch",
         " ".join(model().split()),
     )
@@ -56,3 +87,9 @@ def _sizes(name: str, levels: list[float]) -> list[str]:
 def _pair(name: str, level: float, what: str, form: str) -> str:
     found = {row.noise: getattr(row, what) for row in kept_shares(name) if row.k3 == level and row.length == LENGTH}
     return f"{form.format(found['gaussian'])} / {form.format(found['heavy'])}"
+
+
+def _bounds(name: str, length: int, levels: list[float]) -> list[str]:
+    rows = [row for row in keeping_bounds(name) if row.length == length]
+    found = {(row.noise, row.k3): f"{row.bound:.2g}" for row in rows}
+    return [code(name), str(length), *(f"{found['gaussian', level]} / {found['heavy', level]}" for level in levels)]

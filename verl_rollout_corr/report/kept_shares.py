@@ -40,3 +40,29 @@ def kept_shares(preset: str) -> list[KeptShare]:
             for k3, value in zip(document["k3"], values, strict=True):
                 rows.append(KeptShare(noise, int(length), k3, value["tokens"], value["sequences"], value["ess"]))
     return rows
+
+
+@dataclass(frozen=True)
+class KeepingBound:
+    """The bound of a criterion that keeps the share `keep()` of the sequences of a simulated batch."""
+
+    noise: str
+    length: int
+    k3: float
+    bound: float
+
+
+def keep() -> float:
+    """The share of the sequences that `keeping_bounds` keeps."""
+    return float(_document()["keep"])
+
+
+def keeping_bounds(criterion: str) -> list[KeepingBound]:
+    """Of `seq_mean_k3` or `seq_max_k2` the upper bound, of `seq_mean_k1` the distance of both bounds from 1."""
+    document = _document()
+    return [
+        KeepingBound(noise, int(length), k3, float(bound))
+        for noise, by_length in document["bounds"][criterion].items()
+        for length, found in by_length.items()
+        for k3, bound in zip(document["k3"], found, strict=True)
+    ]
