@@ -33,7 +33,9 @@ def rendered() -> dict[Path, str]:
     """Every page of the reference, and the page of choosing with its table."""
     choosing = DOCS / "choosing.md"
     text = _KEPT.sub(lambda found: found[1] + kept.short(), choosing.read_text(encoding="utf-8"))
-    return {choosing: text} | {DOCS / "reference" / f"{page.__name__.rpartition('.')[2]}.md": page.render() for page in PAGES}
+    return {choosing: text} | {
+        DOCS / "reference" / f"{page.__name__.rpartition('.')[2]}.md": page.render() for page in PAGES
+    }
 
 
 def stale(pages: dict[Path, str]) -> Iterator[str]:

@@ -108,8 +108,9 @@ def test_the_newest_changes_are_those_of_this_version() -> None:
 
 def test_every_signature_of_the_interface_is_the_object_s(build: ModuleType) -> None:
     """`preset_names` once stood there with the parameters of another function."""
-    import verl_rollout_corr
     from pages.api import definitions
+
+    import verl_rollout_corr
 
     checked = 0
     for name in verl_rollout_corr.__all__:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pages.markdown import code, page, table
 from pages.words import presets
-from verl_rollout_corr.report.kept_shares import keep, kept_shares, keeping_bounds, model
+from verl_rollout_corr.report.kept_shares import keep, keeping_bounds, kept_shares, model
 
 LENGTH = 1024
 """The response length of the tables."""
