@@ -19,24 +19,6 @@ STARTS = (
     *("k3_kl", "rollout_rs_", "rollout_is_", "by_", "applied_", "exact_zero", "constant_", "noise_floor"),
     *("staleness_share", "invalid_seq", "chi2", "probs_", "prob_diff", "abs_", "log_ratio_", "log_ppl", "zero_prob"),
 )
-    "k3_kl",
-    "rollout_rs_",
-    "rollout_is_",
-    "by_",
-    "applied_",
-    "exact_zero",
-    "constant_",
-    "noise_floor",
-    "staleness_share",
-    "invalid_seq",
-    "chi2",
-    "probs_",
-    "prob_diff",
-    "abs_",
-    "log_ratio_",
-    "log_ppl",
-    "zero_prob",
-]
 PEERS = ("rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs_threshold", "by_staleness")
 """Settings of verl's that begin like metrics, and the name of a chart's group."""
 
