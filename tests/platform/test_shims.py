@@ -212,7 +212,7 @@ def test_the_weight_of_a_linear_layer_stays_and_new_weights_take_effect(python: 
     assert python(code).count("kept (32, 64)") == 2
 
 
-def test_the_weights_of_experts_stay_and_new_weights_take_effect() -> None:
+def test_the_weights_of_experts_stay_and_new_weights_take_effect(python: Python) -> None:
     """The parameters that verl loads into are those that vLLM's layer of experts computes with, after every update."""
     pytest.importorskip("vllm")
     code = """
