@@ -189,19 +189,23 @@ REFUSED: list[tuple[str, Any, dict[str, Any], tuple[str, ...]]] = [
         "verl's threshold",
         DECOUPLED,
         run(algorithm__rollout_correction__rollout_is_threshold=0.55),
-        ("rollout_is_threshold is 0.55", "default is 2.0", "weights.lower and weights.upper"),
+        ("rollout_is_threshold is 0.55", "default is 2.0", "write rollout_corr.weights.upper=0.55 "),
     ),
     (
         "verl's normalisation",
         DECOUPLED,
         run(algorithm__rollout_correction__rollout_is_batch_normalize=True),
-        ("rollout_is_batch_normalize is true", "weights.normalize: batch"),
+        ("rollout_is_batch_normalize is true", "rollout_corr.weights.normalize=batch"),
     ),
     (
         "verl's loss",
         BYPASS,
         run("bypass", algorithm__rollout_correction__loss_type="reinforce"),
-        ("loss_type is 'reinforce'", "verl's own correction", "write loss"),
+        (
+            "loss_type is 'reinforce'",
+            "verl's own correction",
+            "write rollout_corr.mode=bypass rollout_corr.loss=reinforce",
+        ),
     ),
     (
         "verl's veto",
@@ -357,10 +361,10 @@ def test_everything_that_is_wrong_is_in_one_error() -> None:
 @pytest.mark.parametrize(
     ("own", "line"),
     [
-        ({"rollout_is": "sequence"}, "write rollout_corr.weights.level=seq_sum rollout_corr.weights.lower=null "),
+        ({"rollout_is": "sequence"}, "write rollout_corr.weights.level=seq_sum rollout_corr.weights.upper=2 "),
         (
             {"rollout_is": "token", "rollout_is_threshold": "0.5_5"},
-            "rollout_corr.weights.lower=0.5 rollout_corr.weights.upper=5 rollout_corr.weights.outside=mask ",
+            "rollout_corr.weights.lower=0.5 rollout_corr.weights.upper=5 rollout_corr.weights.outside=mask,",
         ),
         (
             {"rollout_rs": "seq_mean_k3,seq_max_k2", "rollout_rs_threshold": "0.01,0.05"},

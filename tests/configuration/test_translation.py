@@ -124,8 +124,8 @@ def test_a_peer_that_is_not_known(presets: dict[str, dict[str, object]]) -> None
         translate("foo", {}, presets)
     with pytest.raises(ConfigError, match="tis_clip is 'two': it is a number there"):
         translate("slime", {"use_tis": "1", "tis_clip": "two"}, presets)
-    with pytest.raises(ConfigError, match=r"rollout_is is 'geometric': it is none of token, sequence"):
-        translate("verl", {"rollout_is": "geometric"}, presets)
+    with pytest.raises(ConfigError, match=r"rollout_is is 'segment': it is none of token, sequence, geometric"):
+        translate("verl", {"rollout_is": "segment"}, presets)
 
 
 def test_every_peer_answers_without_settings(presets: dict[str, dict[str, object]]) -> None:

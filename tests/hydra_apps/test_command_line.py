@@ -200,8 +200,8 @@ def test_everything_that_is_wrong_is_in_one_message(verl: Programs, tmp_path: Pa
         "rollout_corr.weights.uper is 3: there is no such key here. Did you mean upper?",
         "rollout_corr.mode is 'bypas'",
         "calculate_log_probs is false",
-        "write rollout_corr.weights.level=seq_mean,",
-        "write +rollout_corr.reject.token_k1={lower: 0.25, upper: 2},",
+        "write rollout_corr.weights.level=seq_mean rollout_corr.weights.upper=2",
+        "write +rollout_corr.reject.token_k1.lower=0.25 +rollout_corr.reject.token_k1.upper=2,",
     )
 
 

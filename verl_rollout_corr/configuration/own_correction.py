@@ -54,12 +54,20 @@ def own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterato
 
 
 def _ours(name: str, own: Mapping[str, Any]) -> str:
-    """The overrides that say the same here, or the nearest key of ours."""
-    settings = {key: str(value) for key, value in own.items() if value is not None}
+    """The overrides that say the same here, or the nearest key of ours. Weights and criteria are translated apart, so
+    that a wrong value of one does not hide the other.
+    """
+    if name == "loss_type":
+        return f"rollout_corr.mode=bypass rollout_corr.loss={own[name]}"
+    family = name[: len("rollout_is")]
+    settings = {key: str(value) for key, value in own.items() if key.startswith(family) and value is not None}
+    if family == "rollout_is":
+        settings.setdefault("rollout_is", "token")
     try:
         overrides = translate("verl", settings, {}).overrides
     except ConfigError:
         overrides = ()
-    rejects = name.startswith("rollout_rs")
-    lines = [line for line in overrides[1:] if line.startswith("+rollout_corr.reject") is rejects]
+    lines = [line for line in overrides[1:] if not line.endswith("=null")]
+    if own.get("rollout_is") is None:  # bounds without a level
+        lines = [line for line in lines if not line.startswith("rollout_corr.weights.level")]
     return " ".join(lines) or hints.KEYS.get(name, "a key of rollout_corr")

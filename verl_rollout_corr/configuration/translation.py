@@ -175,7 +175,7 @@ def _verl(settings: Settings, draft: Draft) -> None:
     draft.mode = "bypass" if settings.yes("bypass_mode") else "decoupled"
     loss = settings.word("loss_type", ("ppo_clip", "reinforce"), "ppo_clip")
     draft.loss = loss if draft.mode == "bypass" else "ppo_clip"
-    level = settings.word("rollout_is", _LEVELS)
+    level = settings.word("rollout_is", {**_LEVELS, "geometric": "seq_mean"})
     lower, upper = settings.band("rollout_is_threshold", "2.0")
     normalize = settings.yes("rollout_is_batch_normalize")
     if level and draft.mode == "bypass" and draft.loss == "ppo_clip":
