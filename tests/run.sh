@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Sets up a virtual environment in .venv, once (recipes/setup.sh), and runs every check and test in it. Exits non-zero if any fails; the last
 # line counts the tests.
-#   tests/run.sh              what CI runs: lint, format, types, layers, documentation, unit tests, and the real runs in $REAL_RUNS
+#   tests/run.sh              what CI runs: lint, format, types, layers, documentation, unit tests, and the real runs of verl
 #   tests/run.sh fast         without the runs of verl
-#   tests/run.sh everything   every real and every broken run, processes that hang, and the full grids
+#   tests/run.sh everything   besides, processes that hang, and the full grids
 set -uo pipefail
 
 wanted=${1:-ci}
@@ -55,14 +55,12 @@ runs() {
     tests "$@" -vv --durations=40
 }
 
-# The three asynchronous trainers, in both modes. The other plans of tests/e2e follow when each was seen green on one commit (CHANGELOG).
-REAL_RUNS=(tests/async_trainers/test_real_runs.py)
-if [[ $wanted == ci ]]; then
-  runs real -m "e2e or chaos or e2e_async" "${REAL_RUNS[@]}"
+# Every plan of tests/e2e and the asynchronous trainers, in one session: a run that is corrected and then broken is started once
+# (tests/e2e/README.md).
+if [[ $wanted != fast ]]; then
+  runs real -m "e2e or chaos or e2e_async" --ignore=tests/platform
 fi
 if [[ $wanted == everything ]]; then
-  # One session: a run that is corrected and then broken is started once (tests/e2e/README.md).
-  runs e2e+chaos+async -m "e2e or chaos or e2e_async" --ignore=tests/platform
   tests hung -m chaos -vv --durations=40 tests/platform
   tests slow -m slow
 fi
