@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from verl_rollout_corr.cli.output import plain, print_json
+from verl_rollout_corr.cli.output import one_line, plain, print_json
 from verl_rollout_corr.cli.progress import progress
+from verl_rollout_corr.errors import InputError
 
 Source = Annotated[Path, typer.Argument(metavar="DUMP", help="A dump's folder or file.")]
 """The argument that names a dump."""
@@ -60,14 +61,32 @@ def report(
     from verl_rollout_corr.report.reading import report_from
     from verl_rollout_corr.report.tokens import token_texts
 
+    _check_page(html)
     texts = token_texts(tokenizer) if tokenizer is not None else None
     with progress("reading") as told:
         record = report_from(source, title=title or source.resolve().name, token_text=texts, progress=told)
-    text = render(record)
-    partial = html.with_name(f".{html.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(html)
+    # Half a character, as a name of a file or a fact may have, has no bytes in UTF-8.
+    page = render(record).encode("utf-8", "replace")
+    _write_whole(html, page)
     if json:
         print_json(record)
     else:
-        typer.echo(f"{plain(record.verdict)}\n{html}: {len(text.encode()) / 1000:.0f} kB")
+        typer.echo(f"{plain(record.verdict)}\n{one_line(str(html))}: {len(page) / 1000:.0f} kB")
+
+
+def _check_page(path: Path) -> None:
+    """Raises InputError for a page that cannot be written, before a dump is read for it."""
+    if path.is_dir():
+        raise InputError(f"--html is {path}, a folder: name a file in it, as {path / 'report.html'}")
+    if not path.parent.is_dir():
+        raise InputError(f"--html is {path}: there is no folder {path.parent}. Make it first, or name another one")
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Writes a file under a temporary name and renames it. Raises InputError where it cannot be written."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"--html: {path} cannot be written: {error.strerror or error}") from None

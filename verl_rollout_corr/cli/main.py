@@ -14,6 +14,7 @@ except ImportError:  # pragma: no cover - the console script is there in every i
     sys.exit("verl-rollout-corr: the command line needs typer and rich. Install verl-rollout-corr[report].")
 
 from verl_rollout_corr.cli import check, diagnose, explain, translate, whatif
+from verl_rollout_corr.cli.output import plain
 from verl_rollout_corr.errors import RolloutCorrError
 
 app = typer.Typer(
@@ -36,7 +37,8 @@ def main() -> None:
         # By `python -m`, too: completion for a shell is that of the program.
         app(prog_name="verl-rollout-corr")
     except RolloutCorrError as error:
-        sys.stderr.write(f"verl-rollout-corr: {error}\n")
+        # Names of files and words of a dump are in it.
+        sys.stderr.write(f"verl-rollout-corr: {plain(str(error))}\n")
         sys.exit(2)
     except BrokenPipeError:
         # `| head` has read enough. Python would complain once more when it flushes.

@@ -10,12 +10,19 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# Control characters, marks that turn the direction of text around, and halves of characters, which cannot be printed.
+_STEERING = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_CONTROL, _CONTROL_OR_BREAK = re.compile(f"[{_STEERING}]"), re.compile(f"[{_STEERING}\t\n]")
 
 
 def plain(text: str) -> str:
     """Text from a file of someone else's, which must not steer the terminal: control characters are shown as such."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def one_line(text: str) -> str:
+    """The same for a name, which must not begin a line of its own."""
+    return _CONTROL_OR_BREAK.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def as_json(value: Any) -> Any:
@@ -35,7 +42,9 @@ def as_json(value: Any) -> Any:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(as_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(as_json(value), indent=2, ensure_ascii=False, allow_nan=False)
+    # JSON has words for what steers a terminal: the same document, which can be looked at.
+    sys.stdout.write(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def percent(share: float) -> str:

@@ -326,7 +326,10 @@ def unrelated(view: View, total: int) -> Explained:
     # l is cut where a token's probability is beyond e^-20; so are the log-probs that it is held against.
     train, rollout = (values.clip(min=-MISSING) for values in (view.train, view.rollout))
     spread = train.var() + rollout.var()
-    correlation = float(np.corrcoef(view.train, view.rollout)[0, 1]) if spread > 0 else 1.0
+    if min(view.train.var(), view.rollout.var()) > 0:
+        correlation = float(np.corrcoef(view.train, view.rollout)[0, 1])
+    else:  # one side, or both, is one number
+        correlation = 0.0 if spread > 0 else 1.0
     rms = float(np.sqrt((view.log_ratio**2).mean()))
     evidence = f"the log-probs correlate by {correlation:.3f}, l is {rms:.3g} in the root mean square"
     variances = sorted((train.var(), rollout.var()))

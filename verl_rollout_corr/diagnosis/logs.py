@@ -26,6 +26,8 @@ MAX_LINE = 1 << 20
 """Characters of a line that are read."""
 MAX_LINES = 1 << 20
 """Lines with metrics that are read."""
+MAX_STEP = 10**15
+"""Steps are below this."""
 
 ALIKE: dict[str, tuple[str, ...]] = {
     "kl": ("rollout_corr/kl",),
@@ -53,8 +55,9 @@ ALIKE: dict[str, tuple[str, ...]] = {
 }
 """Names under which a log has a quantity, best first."""
 
-_PAIR = re.compile(r"([^\s:]+):(-?(?:\d+\.?\d*(?:e[+-]?\d+)?|nan|inf))(?=\s|$)", re.IGNORECASE)
-_STEP = re.compile(r"\bstep:(\d+)\s+-\s")
+# A name starts behind a space, and a number has one way to be read: no line takes more than linear time.
+_PAIR = re.compile(r"(?<!\S)([^\s:]+):(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?=\s|$)", re.IGNORECASE)
+_STEP = re.compile(r"\bstep:(\d{1,15})\s+-\s")
 _NUMPY = re.compile(r"np\.\w+\(([^()]*)\)")
 
 
@@ -101,10 +104,17 @@ def _of_json(line: str, number: int) -> tuple[int, dict[str, float]] | None:
         return None
     values: Any = entry.get("data", entry)
     step = entry.get("step", entry.get("_step", entry.get("training/global_step", number)))
-    if not isinstance(values, dict) or not isinstance(step, int | float) or not math.isfinite(step):
+    if not isinstance(values, dict) or not isinstance(step, int | float) or not 0 <= step < MAX_STEP:
         return None
-    numbers = {str(k): float(v) for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    numbers = {str(k): _number(v) for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     return int(step), {name: value for name, value in numbers.items() if name not in ("step", "_step")}
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf if value > 0 else -math.inf
 
 
 def _of_console(line: str) -> tuple[int, dict[str, float]] | None:
@@ -150,7 +160,8 @@ def diagnose_log(path: str | Path) -> Diagnosis:
 
 def _chosen(series: dict[str, dict[int, float]], names: tuple[str, ...]) -> tuple[str, dict[int, float]]:
     for name in names:
-        values = {step: value for step, value in series.get(name, {}).items() if math.isfinite(value)}
+        # The square of a number has to be one. NaN is not below the bound.
+        values = {step: value for step, value in series.get(name, {}).items() if abs(value) < 1e100}
         if values:
             return name, values
     return names[0], {}

@@ -80,7 +80,9 @@ def by_token(view: View, noise: Noise) -> Verdict:
 def _place_of(view: View, token: int) -> str:
     assert view.ids is not None
     of_id = view.ids == token
-    eos = ", and EOS" if token == view.sample.facts.tokenizer.get("eos") else ""
+    known = view.sample.facts.tokenizer.get("eos")
+    # A stranger's file may have anything in its place.
+    eos = ", and EOS" if isinstance(known, int) and token == known else ""
     return f"it is the last token of its row in {view.last[of_id].mean():.0%} of the cases{eos}"
 
 
@@ -148,11 +150,13 @@ def by_lag(view: View, noise: Noise, *, only_known: bool = False) -> Verdict:
     if len(rows) < 12 or only_known:
         return not_found("stale", "no lags to tell by" if only_known else "too few rows to tell")
     means, spread = _row_sizes(noise.size, view.row, rows)
+    # Where the two sides are equal there is no size to take the log of.
+    means, spread = np.maximum(means, 1e-300), np.maximum(spread, 1e-300)
     ordered = np.sort(np.log(means))
     place, gap = _cut(ordered)
     apart = np.log(means) > ordered[place]
     tokens = np.isin(view.row, rows[apart])
-    share = float((view.log_ratio[tokens] ** 2).sum() / view.energy)
+    share = float((view.log_ratio[tokens] ** 2).sum() / max(view.energy, 1e-300))
     fraction, scatter = float(apart.mean()), float(means.var() / np.mean(spread))
     said = (
         f"{apart.sum()} of {len(rows)} rows stand apart: their typical |l| is {np.exp(gap):.2g} times that of the "

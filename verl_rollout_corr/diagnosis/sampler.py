@@ -151,6 +151,8 @@ def _sign_changes(view: View, gap: np.ndarray) -> bool:
     scores = []
     for part in (view.middle <= edges[0], view.middle > edges[1]):
         values = gap[part]
+        if not len(values):  # every log-prob is the same
+            return False
         spread = values.std()
         scores.append(values.mean() / spread * np.sqrt(len(values)) if spread else 0.0)
     return scores[0] * scores[1] < 0 and min(map(abs, scores)) > 4

@@ -157,11 +157,14 @@ def open_dump(path: str | Path | Sequence[str | Path]) -> Dump:
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(file for file in path.glob("*.parquet") if file.is_file() and not file.name.startswith("."))
-    if not path.is_file():
-        raise DumpError(f"{path}: there is no such file or directory")
-    return [path]
+    try:
+        if path.is_dir():
+            return sorted(file for file in path.glob("*.parquet") if file.is_file() and not file.name.startswith("."))
+        if path.is_file():
+            return [path]
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        raise DumpError(f"{path} cannot be opened: {error.strerror or error}") from None
+    raise DumpError(f"{path}: there is no such file or directory")
 
 
 @contextmanager

@@ -125,6 +125,22 @@ _FORMS: dict[str, type | tuple[type, ...]] = {
 }
 
 
+MAX_DEPTH = 16
+"""How deep a file's metadata nest at most: indented, what is deeper would take a multiple of its size."""
+
+
+def _whole(digits: str) -> int:
+    """A number that a float can hold too. Raises ValueError."""
+    if len(digits) > 40:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _deeper(value: Any, most: int) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most < 0 or any(_deeper(part, most - 1) for part in parts)
+
+
 def facts_of(metadata: Mapping[bytes, bytes] | None, where: str) -> Facts:
     """The facts in a file's metadata. Raises DumpError for another format, a newer version or broken JSON."""
     text = (metadata or {}).get(METADATA_KEY)
@@ -133,9 +149,11 @@ def facts_of(metadata: Mapping[bytes, bytes] | None, where: str) -> Facts:
     if len(text) > 1 << 20:
         raise DumpError(f"{where}: its metadata are {len(text)} bytes long, a dump's are a few thousand")
     try:
-        stored = json.loads(text)
+        stored = json.loads(text, parse_int=_whole)
     except (ValueError, RecursionError) as error:
         raise DumpError(f"{where}: its metadata are not JSON ({type(error).__name__})") from None
+    if _deeper(stored, MAX_DEPTH):
+        raise DumpError(f"{where}: its metadata nest deeper than {MAX_DEPTH}, a dump's do not")
     version = stored.get("schema") if isinstance(stored, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise DumpError(f"{where}: its metadata name no version of the schema")

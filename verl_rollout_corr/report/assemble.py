@@ -20,6 +20,8 @@ SHADES = (0.05, 0.5, 2.0)
 """From which |l| on a token has the first, second and third shade."""
 LARGEST = 6
 """How many tokens of a sequence stand in its table."""
+LARGEST_WEIGHT = 1e15
+"""A weight is below this: e^20 is the largest that is made."""
 ACT = 0.5
 """From this confidence on a finding is something to act on."""
 
@@ -59,10 +61,12 @@ def add_batch(evidence: Evidence, batch: DumpBatch, first: int) -> None:
 
 
 def _finite(rows: Rows) -> Rows:
-    """Numbers that are none (NaN, +inf) become a ratio of 1: the charts leave to the diagnosis what is invalid."""
-    bad = np.isnan(rows.train) | np.isnan(rows.rollout) | ~(rows.rollout > -np.inf) | (rows.train == np.inf)
-    if bad.any():
-        rows.train[bad] = rows.rollout[bad] = -1.0
+    """What cannot be a log-prob (NaN, far above 0) becomes a ratio of 1, and what cannot be a weight 0: the charts
+    leave to the diagnosis what is invalid.
+    """
+    possible = (rows.rollout > -np.inf) & (rows.rollout < 1.0) & (rows.train < 1.0)  # false for NaN too
+    rows.train[~possible] = rows.rollout[~possible] = -1.0
+    rows.weight[~((rows.weight >= 0) & (rows.weight < LARGEST_WEIGHT))] = 0.0
     return rows
 
 

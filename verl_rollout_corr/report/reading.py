@@ -21,9 +21,18 @@ COMPARED = ("metrics_only", "k3_rs", "k3_rs_token_is", "token_is", "token_icepop
 
 def is_dump(source: Path) -> bool:
     """Whether a path holds Parquet, and not the log of a run. Raises InputError for a path that is not there."""
-    if not source.exists():
-        raise InputError(f"{source}: there is no such file or folder")
-    return source.is_dir() or source.suffix == ".parquet" or source.read_bytes()[:4] == b"PAR1"
+    try:
+        if not source.exists():
+            raise InputError(f"{source}: there is no such file or folder")
+        if source.is_dir():
+            return True
+        # A pipe would be waited for, and a device may have no end.
+        if not source.is_file():
+            raise InputError(f"{source} is neither a file nor a folder: write what it gives to a file first")
+        with source.open("rb") as file:
+            return source.suffix == ".parquet" or file.read(4) == b"PAR1"
+    except OSError as error:
+        raise InputError(f"{source} cannot be read: {error.strerror or error}") from None
 
 
 def diagnosis_of(sources: Sequence[Path], progress: Progress, *, spread: Spread | None = None) -> Diagnosis:
