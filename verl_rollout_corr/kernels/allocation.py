@@ -1,4 +1,4 @@
-"""Memory for answers and scratch: in large pages, and at addresses that whole cache lines begin at."""
+"""Memory for answers and scratch: in large pages, and aligned to cache lines."""
 
 # pyright: basic
 from __future__ import annotations
@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 
 LINE = 64
-"""Bytes of a cache line, and of the widest vector: one that begins elsewhere needs two lines."""
+"""Bytes of a cache line, and of the widest vector. A vector that is not aligned to it touches two lines."""
 
 
 def aligned(count: int) -> np.ndarray:
-    """(count,) bytes without values in them.
+    """(count,) uninitialised bytes.
 
-    NumPy asks the kernel for large pages, torch does not: the first touch of each small one costs more than all that
-    is written there.
+    They come from NumPy, which asks the operating system for large pages. torch does not, and the first access to each
+    small page costs more than everything that is written there.
     """
     memory = np.empty(count + LINE, dtype=np.uint8)
     start = -memory.ctypes.data % LINE

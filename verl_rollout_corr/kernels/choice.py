@@ -1,6 +1,6 @@
-"""The door: `correct` by the fast twin where there is one, else by the definition; chosen once per process.
+"""`correct` by the fast twin where it can be used, else by the definition; chosen once per process.
 
-Standard library and the definition only, until the twin is asked for.
+numba is not imported until the first call.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from verl_rollout_corr.maths import correction
 from verl_rollout_corr.maths.correction import Correction
 
 MATHS = "VERL_ROLLOUT_CORR_MATHS"
-"""The environment variable that says `definition` to do without the twin, or `numba` to refuse to do without."""
+"""The environment variable: with `definition` the twin is never used; with `numba` it is an error if it cannot be."""
 
 OLDEST_NUMBA = (0, 60)
-"""What the kernels need of numba first came with this version; the tests run with the one that vLLM pins."""
+"""The first version of numba with all that the kernels need. The tests run with the version that vLLM pins."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Who corrects in this process. `twin` answers None where the definition has to; `name` has no space in it."""
+    """What corrects in this process. `twin` returns None where the definition must do it; `name` contains no space."""
 
     name: str
     twin: Callable[..., Correction | None] | None
@@ -46,7 +46,7 @@ def correct(
     group_ids: Any = None,
     staleness: Any = None,
 ) -> Correction:
-    """`maths.correction.correct`, by whoever is fastest here: the same arguments, answer and errors."""
+    """`maths.correction.correct`, by the twin if it can be used: the same arguments, result and errors."""
     optional = {"advantages": advantages, "group_ids": group_ids, "staleness": staleness}
     twin = chosen().twin
     if twin is not None:
@@ -77,7 +77,7 @@ def digest_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: Any,
 
 @lru_cache(maxsize=1)
 def chosen() -> Choice:
-    """The choice, which imports numba if it is there. Raises InputError if the environment asks for what is not."""
+    """Makes the choice; imports numba if it is installed. Raises InputError if numba is asked for and not usable."""
     asked = os.environ.get(MATHS, "")
     if asked not in ("", "definition", "numba"):
         raise InputError(f"{MATHS} is {asked!r}; write definition or numba, or leave it out")
@@ -109,7 +109,7 @@ def _missing() -> str | None:
 
 
 def _give_up(error: Exception) -> None:
-    """The twin failed where it should not: from now on the definition decides in this process, and the user knows."""
+    """After an unexpected failure of the twin: warns, and the definition does all further calls in this process."""
     chosen.cache_clear()
     os.environ[MATHS] = "definition"
     warnings.warn(

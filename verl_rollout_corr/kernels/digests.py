@@ -19,7 +19,7 @@ read = machine.get_int  # in each variant another width
 
 
 def _sum_rows(work, sums, job, first, last):
-    """The sum of each row: what was decided at each token, times the factor of its position."""
+    """The sum of each row: at each token the decision, as an integer, times the factor of its position."""
     factors, offsets, items = get_int(job, FACTORS), get_int(job, OFFSETS), work
     for row in range(first, last):
         start, total = get_int(offsets, row), 0
@@ -38,7 +38,7 @@ def _sum_rows(work, sums, job, first, last):
 
 
 SUM_ROWS = by_width(_sum_rows)
-"""By the bytes of the items of mask and keep: (those bytes, sums, job, first row, last row)."""
+"""The kernel for each item size of mask and keep. It takes (item size, sums, job, first row, last row)."""
 
 
 def row_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: np.ndarray, factors: Tensor) -> Tensor | None:
@@ -47,8 +47,8 @@ def row_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: np.ndar
     `mask` and `keep`: the tokens of all rows, in one piece or padded; whole numbers or bool of one width. `values`:
     float32 or None. `offsets` (B + 1,) and `factors` (longest row,): int64.
     """
-    given = [mask, keep] if values is None else [mask, keep, values]
-    if any(tensor.device.type != "cpu" or not tensor.is_contiguous() for tensor in given) or not mask.numel():
+    inputs = [mask, keep] if values is None else [mask, keep, values]
+    if any(tensor.device.type != "cpu" or not tensor.is_contiguous() for tensor in inputs) or not mask.numel():
         return None
     if mask.dtype.is_floating_point or keep.dtype.is_floating_point or mask.dtype.itemsize != keep.dtype.itemsize:
         return None

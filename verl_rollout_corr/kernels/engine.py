@@ -1,4 +1,4 @@
-"""The twin: a question through the kernels, and the answer."""
+"""The twin's `correct`: passes the tensors of a call through the kernels and returns the result."""
 
 # pyright: basic
 from __future__ import annotations
@@ -27,7 +27,7 @@ def correct(
     group_ids: Any = None,
     staleness: Any = None,
 ) -> Correction | None:
-    """What `maths.correction.correct` answers, or None if that has to be asked: for what only it knows, or refuses."""
+    """The result of `maths.correction.correct`, or None if only that can compute it, or say what is wrong."""
     question = asked(
         train_log_probs,
         rollout_log_probs,

@@ -1,4 +1,4 @@
-"""The exponential, as a polynomial that vectorises, and in parts that do not cancel."""
+"""The exponential as a polynomial that vectorises, in parts from which e^x - 1 follows without cancellation."""
 
 # pyright: basic
 from __future__ import annotations
@@ -59,8 +59,8 @@ def ratio(x: float) -> float:
 def of_token(train: float, rollout: float, near: bool):
     """l, k3, r, r - 1, pi_train - mu and mu - 1, of valid log-probs; `maths.statistics` says what they mean.
 
-    `near`: a constant; True promises |l| <= 20, where nothing is clipped. pi_train - mu is mu (e^l - 1): unlike a
-    difference of two exponentials it does not cancel.
+    `near`: a constant; True promises |l| <= 20, where nothing is clipped. pi_train - mu is computed as mu (e^l - 1),
+    which does not cancel, unlike a difference of two exponentials.
     """
     log_ratio = train - rollout
     s, f, g = exp_parts(log_ratio if near else max(log_ratio, -700.0))  # at most 100.001: log mu is at least -100
@@ -96,7 +96,7 @@ def log_beyond(s: float) -> float:
 
 @inline
 def log1p(x: float) -> float:
-    """log(1 + x) for x > -1, without losing a small x; something finite for x = -1."""
+    """log(1 + x) for x > -1, accurate for small x too; some finite number for x = -1."""
     y = 1.0 + x
     # The power of two that brings y between sqrt(1/2) and sqrt(2).
     exponent = (bits_of(y * math.sqrt(2.0)) >> 52) - 1023

@@ -25,12 +25,12 @@ NEGATIVE, POSITIVE, OUTWARD = 1, 2, 3
 """Codes of `when`; 0 is none."""
 
 SUM, MEAN, MAX, LAG = 0, 1, 2, 3
-"""Codes of the aggregation; LAG: the row's own."""
+"""Codes of the aggregation. LAG: the value is the row's lag."""
 
 
 @inline
 def may_reject(when, advantage, log_ratio):
-    """Whether `when` leaves a token or unit to the criterion."""
+    """Whether `when` allows the criterion to reject a token or unit."""
     negative = (when == NEGATIVE) & (advantage < 0.0)
     positive = (when == POSITIVE) & (advantage > 0.0)
     outward = ((advantage > 0.0) & (log_ratio > 0.0)) | ((advantage < 0.0) & (log_ratio < 0.0))
@@ -39,7 +39,7 @@ def may_reject(when, advantage, log_ratio):
 
 @stage
 def may_tokens(work, totals, settings, first, count):
-    """Which tokens `when` leaves to a criterion, into the slot MAY."""
+    """Writes into the slot MAY which tokens `when` allows a criterion to reject."""
     when = get_int(settings, m.S_WHEN)
     for i in range(count):
         may = may_reject(when, get(work, m.ADVANTAGE + i), get(work, m.LOG_RATIO + i))
@@ -48,7 +48,7 @@ def may_tokens(work, totals, settings, first, count):
 
 @stage
 def count_nan(work, totals, settings, first, count):
-    """How many advantages are NaN, of all rows that this thread has seen."""
+    """Counts the advantages that are NaN, over all rows of this thread."""
     found = 0
     for i in range(count):
         advantage = get(work, m.ADVANTAGE + i)
@@ -58,7 +58,7 @@ def count_nan(work, totals, settings, first, count):
 
 @sums
 def judge_tokens(work, totals, settings, first, count):
-    """A token criterion: which tokens pass, into KEEP, and the sums of its statistic."""
+    """A token criterion: clears KEEP where tokens fail, and adds its statistic to its sums."""
     slot, value_slot, out = get_int(settings, m.S_SLOT), get_int(settings, m.S_VALUE), get_int(settings, m.S_OUT)
     lower, upper, may_slot = get(settings, m.S_LOWER), get(settings, m.S_UPPER), get_int(settings, m.S_MAY)
     failed = 0
@@ -74,10 +74,10 @@ def judge_tokens(work, totals, settings, first, count):
 
 @sums
 def keep_statistic(work, totals, settings, first, count):
-    """A criterion of the batch: its statistic goes into a buffer, and is judged when all of it is there.
+    """A criterion of the batch scope: writes its statistic into a buffer, which is judged after all rows.
 
-    What may not leave is NaN in the buffer; it counts in the mean if it has a statistic at all. Behind the sums of a
-    criterion: sum and number of what stays anyway, and of what may leave.
+    Tokens that may not leave are NaN in the buffer, and still count in the mean unless their statistic is -inf. Behind
+    the criterion's sums are the sum and the number of tokens that may not leave, then of those that may.
     """
     slot, may_slot, buffer = get_int(settings, m.S_SLOT), get_int(settings, m.S_MAY), get_int(settings, m.S_BUFFER)
     fixed, fixed_n, loose, loose_n = 0.0, 0, 0.0, 0
@@ -140,7 +140,7 @@ def gather(work, totals, settings, first, count):
 
 @inline
 def start_unit(settings):
-    """Forgets the unit before."""
+    """Resets the state of the previous unit."""
     put(settings, m.U_SUM, 0.0)
     put(settings, m.U_MAX, -math.inf)
     put(settings, m.U_MIN, math.inf)
@@ -162,10 +162,10 @@ def aggregated(work, settings, count):
 
 @stage
 def close_criterion(work, totals, settings, first, count):
-    """The end of a unit of `count` tokens: whether it passes, and its value into the sums."""
+    """At the end of a unit of `count` tokens: decides whether it passes, and adds its value to the sums."""
     value, agg = aggregated(work, settings, count), get_int(settings, m.S_AGG)
     lower, upper = get(settings, m.S_LOWER), get(settings, m.S_UPPER)
-    # The maximum says nothing about the tokens below the lower bound: a veto looks at each.
+    # A maximum does not show whether a token is below the lower bound, so that bound is compared with each token.
     fails = (value > upper) | (get(settings, m.U_LOW) > 0.0 if agg == MAX else value < lower)
     known = (agg != LAG) | (value >= 0.0)
     when = get_int(settings, m.S_WHEN)

@@ -1,7 +1,7 @@
 """What numba's Python lacks: memory by address, the bits of a number, reductions that vectorise, calls by address.
 
-Kernels see plain addresses (int64) and no arrays: one signature serves every dtype and stride, and LLVM sees that two
-slots of one scratch memory do not overlap, which it cannot for a dozen arrays.
+Kernels get plain addresses (int64) instead of arrays. So one signature serves every dtype and stride, and LLVM can
+prove that two slots of one scratch memory do not overlap, which it cannot prove for a dozen arrays.
 """
 
 # pyright: basic
@@ -25,10 +25,10 @@ _F64, _F32 = ir.DoubleType(), ir.FloatType()
 _I64, _I32, _I16, _I8 = (ir.IntType(bits) for bits in (64, 32, 16, 8))
 
 EXACT: dict[str, Any] = {"error_model": "numpy", "no_rewrites": True, "fastmath": {"contract"}}
-"""For arithmetic whose order matters, as in an exponential."""
+"""Compiler flags for arithmetic whose order matters, as in an exponential."""
 
 LOOSE: dict[str, Any] = {"error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz", "arcp", "nnan"}}
-"""For sums, which vectorise if they may be regrouped. No NaN reaches them; infinities may, and stay what they are."""
+"""Compiler flags for sums, which vectorise if they may be regrouped. They never get a NaN; infinities are kept."""
 
 _STAGE = types.void(*[types.int64] * 5)
 _CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
@@ -41,7 +41,7 @@ def _digest() -> str:
 
 
 DIGEST = _digest()
-"""Of the sources: a kernel is made of functions of several files, and has constants of the maths in it."""
+"""A digest of all sources, because a kernel consists of functions of several files and constants of the maths."""
 
 
 class Stage:
@@ -55,7 +55,7 @@ class Stage:
 
     @cached_property
     def address(self) -> int:
-        """Where other kernels can call it."""
+        """The address at which other kernels call it."""
         with _compiling:
             found = objects.load(self.name)
             if found is not None:
@@ -65,7 +65,7 @@ class Stage:
             return self._compiled.address
 
     def entry(self) -> Callable[..., None]:
-        """To be called from Python with five integers; the GIL is released while it runs."""
+        """A function to call from Python, with five integers; the GIL is released while it runs."""
         return _CALL(self.address)
 
 
@@ -73,12 +73,12 @@ _compiling = threading.Lock()
 
 
 def stage(function: Callable[..., None]) -> Stage:
-    """A kernel that keeps the order of its arithmetic."""
+    """Makes a kernel whose arithmetic keeps its order."""
     return Stage(function, EXACT)
 
 
 def sums(function: Callable[..., None]) -> Stage:
-    """A kernel whose sums may be regrouped."""
+    """Makes a kernel whose sums may be regrouped."""
     return Stage(function, LOOSE)
 
 
@@ -187,7 +187,7 @@ def _extreme(name: str) -> Any:
 
 
 larger = _extreme("llvm.maxnum")
-"""The larger of two numbers, none of them NaN. A reduction by Python's max does not vectorise."""
+"""The larger of two numbers that are not NaN. (A reduction by Python's `max` does not vectorise.)"""
 smaller = _extreme("llvm.minnum")
 
 
@@ -206,7 +206,7 @@ call: Any = intrinsic(_call)
 
 
 def _prefetch(typingctx: Any, address: Any) -> Any:
-    """Asks for a cache line before it is needed; harmless for an address that nothing is at."""
+    """Prefetches a cache line; harmless for an address outside of any memory."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer = ir.PointerType(_I8)
@@ -225,7 +225,7 @@ prefetch_line: Any = intrinsic(_prefetch)
 
 @inline
 def prefetch(address: int, count: int) -> None:
-    """Asks for the lines of `count` bytes."""
+    """Prefetches the cache lines of `count` bytes."""
     for line in range(0, count, 64):
         prefetch_line(address + line)
 

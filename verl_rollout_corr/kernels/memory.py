@@ -1,8 +1,8 @@
-"""Where kernels find things: the map of their memory, in words of 8 bytes. Constants only.
+"""The map of the kernels' memory, in words of 8 bytes: where each value is. Constants only.
 
-*work*: the scratch of one thread. Slots of `BLOCK` tokens each, then what is known of the block, the turn and the row.
-*sums*: the accumulators of one chunk of rows, added in the order of the chunks when all are done.
-*settings*: `WORDS` words per stage: what it needs to know, and what it remembers within a unit; of one thread.
+*work*: the scratch of one thread: slots of `BLOCK` tokens each, then the state of the block, the turn and the row.
+*sums*: the accumulators of one chunk of rows. They are added up in the order of the chunks when all are done.
+*settings*: `WORDS` words per stage and thread: the stage's parameters, and its state within a unit.
 *job*: what all threads share: tensors, rows, stages.
 """
 
@@ -82,7 +82,7 @@ WORK_WORDS = PIECES + 3 * BLOCK
 
 # sums
 BIN_WORDS = 6
-"""A bin has the first so many of these sums: N, FINITE, L, ABS_L, K3_SUM, TV."""
+"""The number of sums of a bin, which are the first of these: N, FINITE, L, ABS_L, K3_SUM, TV."""
 TOTALS = 0
 """The sums of the rows."""
 TV_MAX = TOTALS + SUM_WORDS
@@ -95,13 +95,13 @@ SEQS = MOMENTS + 8
 LAGS = SEQS + 13
 """Of rows of lag 0: n, finite, k3; of rows of lag > 0: n, k3."""
 PROBABILITY_SUMS = LAGS + 5
-"""Sums by bin, in the order of `maths.bins`: of mu,"""
+"""Sums by bin of mu. The bins are in the order of `maths.bins`."""
 POSITION_SUMS = PROBABILITY_SUMS + 5 * BIN_WORDS
-"""of the position,"""
+"""Sums by bin of the position."""
 STALENESS_SUMS = POSITION_SUMS + 7 * BIN_WORDS
-"""and of the lag."""
+"""Sums by bin of the lag."""
 HISTOGRAM = STALENESS_SUMS + 7 * BIN_WORDS
-"""int64 counts, two tables in turn: the same bin twice in a row does not wait for itself."""
+"""int64 counts, in two tables used in turn, so that two tokens of the same bin need not wait for each other."""
 
 # sums of one criterion, of the weights
 UNITS, TOTAL, TOKENS, FAILED_SEQS, MAXIMUM, MINIMUM = range(6)

@@ -1,7 +1,7 @@
-"""Compiled kernels on disk, as the object code that LLVM made: read without numba's compiler, which is slow to start.
+"""Compiled kernels on disk, as LLVM's object code, so that a process need not start numba's compiler, which is slow.
 
-One file per kernel, named by the sources' digest, the versions and the processor. A directory that cannot be written is
-not an error: the kernels are then compiled in every process.
+There is one file per kernel, named by the digest of the sources, the versions and the processor. A directory that
+cannot be written is not an error: the kernels are then compiled in every process.
 """
 
 # pyright: basic
@@ -28,7 +28,7 @@ def load(name: str) -> int | None:
         except OSError:
             continue
         checksum, _, code = rest.partition(b"\n")
-        if hashlib.sha256(code).hexdigest().encode() == checksum:  # else half a file, of a full disk
+        if hashlib.sha256(code).hexdigest().encode() == checksum:  # a full disk may have left half a file
             return _linked(symbol.decode(), code)
     return None
 
@@ -52,7 +52,7 @@ def save(name: str, compiled: Any) -> None:
 
 
 def _directories() -> list[Path]:
-    """Where kernels may be: where numba is told to keep its own, beside the sources, in the user's cache."""
+    """The directories where kernels may be: numba's cache directory if set, beside the sources, the user's cache."""
     asked = os.environ.get("NUMBA_CACHE_DIR")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return ([Path(asked)] if asked else []) + [Path(__file__).parent / "__pycache__", home / "verl_rollout_corr"]

@@ -1,4 +1,4 @@
-"""The door of `decide`: the twin on a GPU where it is asked for and fits, else the definition.
+"""`decide` by the twin on a GPU if the environment asks for it and it knows the configuration, else by the definition.
 
 The twin was compiled for NVIDIA's GPUs and compared with the definition in Triton's interpreter. It has never run on a
 GPU, so it is off unless the environment asks for it.
@@ -18,7 +18,7 @@ from verl_rollout_corr.maths import correction
 from verl_rollout_corr.maths.correction import Decision
 
 DECIDE = "VERL_ROLLOUT_CORR_DECIDE"
-"""The environment variable that asks for the twin with `triton`; `definition` is what is done without it."""
+"""The environment variable: `triton` asks for the twin, `definition` (the default) for the definition."""
 
 _gave_up = False
 
@@ -33,9 +33,9 @@ def decide(
     group_ids: Tensor | None = None,
     staleness: Tensor | None = None,
 ) -> Decision:
-    """`maths.correction.decide`: the same arguments, and an answer that is equal to the rounding of a sum.
+    """`maths.correction.decide`: the same arguments, and the same result up to the rounding of sums.
 
-    Raises InputError if the environment asks for something that there is not.
+    Raises InputError if the environment variable has a value that does not exist, or asks for what cannot be used.
     """
     question: tuple[Any, ...] = (train_log_probs, rollout_log_probs, response_mask, config)
     if response_mask.is_cuda and response_mask.numel() and asked():
@@ -46,7 +46,7 @@ def decide(
 
 
 def asked() -> bool:
-    """Whether the environment asks for the twin, and it has not failed in this process."""
+    """Whether the environment asks for the twin and the twin has not failed in this process."""
     value = os.environ.get(DECIDE, "definition")
     if value not in ("definition", "triton"):
         raise InputError(f"{DECIDE} is {value!r}; write triton or definition, or leave it out")
@@ -54,7 +54,7 @@ def asked() -> bool:
 
 
 def _by_twin(*question: Any, **optional: Any) -> Decision | None:
-    """The twin's answer, or None where the definition has to."""
+    """The twin's result, or None where the definition must decide."""
     global _gave_up
     try:
         from verl_rollout_corr.kernels import triton_decide as twin

@@ -1,4 +1,4 @@
-"""From a configuration to a small table that the kernels read: stages, their settings, and where their sums stand."""
+"""Turns a configuration into a small table that the kernels read: stages, their settings, and where their sums are."""
 
 # pyright: basic
 from __future__ import annotations
@@ -23,12 +23,12 @@ _CRITERION_STEP = m.CRITERION_WORDS + 4  # for the batch: sum and count of what 
 
 
 def criterion_at(index: int) -> int:
-    """Where the sums of a criterion stand."""
+    """The position of a criterion's sums."""
     return _CRITERIA + _CRITERION_STEP * index
 
 
 def weights_at(criteria: int) -> int:
-    """Where the sums of the weights stand, behind those of so many criteria."""
+    """The position of the sums of the weights, which are behind those of so many criteria."""
     return _CRITERIA + _CRITERION_STEP * criteria
 
 
@@ -87,7 +87,7 @@ class Program:
 
 
 def compiled(config: RolloutCorrConfig, *, float32: bool) -> Program | None:
-    """The program of a configuration; None if it has a statistic that only the definition knows.
+    """The program of a configuration; None if it has a statistic that only the definition can compute.
 
     `float32`: bounds are compared in float32, as `maths.log_ratio.not_above` says.
     """

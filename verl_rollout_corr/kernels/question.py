@@ -1,4 +1,4 @@
-"""The question as addresses: tensors of a batch that kernels can read where they lie, and memory for the answer."""
+"""The inputs of a call as kernels need them: tensors to be read in place, by address, and memory for the answer."""
 
 # pyright: basic
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Question:
         return len(self.offsets) - 1
 
     def empty(self, dtype: torch.dtype) -> Tensor:
-        """Memory for an answer, without values in it."""
+        """Uninitialised memory for an answer."""
         return torch.from_numpy(aligned(self.mask.numel() * dtype.itemsize)).view(dtype).view(self.mask.shape)
 
     def answer(self, values: Tensor) -> Tensor:
-        """An answer in the layout of the question."""
+        """Turns an answer into the layout of the inputs."""
         if self.jagged is None:
             return values
         # Without the longest row's length, torch pads the answer to the length of all rows together.
@@ -60,14 +60,14 @@ class Question:
 def asked(
     train: Any, rollout: Any, mask: Any, config: RolloutCorrConfig, *, advantages: Any, group_ids: Any, staleness: Any
 ) -> Question | None:
-    """The question of a call of `correct`; None if only the definition can answer it, or say what is wrong with it."""
-    given = (train, rollout, mask)
-    if not all(_readable(tensor) for tensor in given) or mask.dtype not in _MASK_DTYPES:
+    """The question of a call of `correct`; None if only the definition can compute it, or say what is wrong with it."""
+    sources = (train, rollout, mask)
+    if not all(_readable(tensor) for tensor in sources) or mask.dtype not in _MASK_DTYPES:
         return None
     if not {train.dtype, rollout.dtype} <= tensors.WIDEN.keys():
         return None
-    packed = [_packed(tensor) for tensor in given]
-    offsets = _common_offsets(given, packed)
+    packed = [_packed(tensor) for tensor in sources]
+    offsets = _common_offsets(sources, packed)
     if offsets is None or len(offsets) < 2 or offsets[-1] == 0:
         return None
     by_row = isinstance(advantages, Tensor) and advantages.dim() == 1
@@ -78,7 +78,7 @@ def asked(
         groups = inputs._groups(group_ids, mask, config)
         lags = inputs._staleness(staleness, mask, config)
     except InputError:
-        return None  # the definition looks at other things first
+        return None  # the definition names the mistake
     inputs.warn_half(train, rollout, stacklevel=6)
     return Question(
         *packed,
@@ -100,21 +100,21 @@ def _readable(tensor: Any) -> bool:
 
 
 def _packed(tensor: Tensor) -> Tensor:
-    """Values without holes, or a padded tensor whose rows are contiguous; copied only if it is neither."""
+    """Contiguous values, or a padded tensor whose rows are contiguous. It is copied only if it is neither."""
     tensor = tensor.detach()
     if tensor.is_nested:
         return tensor.contiguous().values().contiguous()
     return tensor if tensor.stride(1) == 1 or tensor.shape[1] == 1 else tensor.contiguous()
 
 
-def _common_offsets(given: tuple[Tensor, ...], packed: list[Tensor]) -> np.ndarray | None:
-    mask = given[2]
-    if len({tensor.is_nested for tensor in given}) > 1 or len({tensor.shape for tensor in packed}) > 1:
+def _common_offsets(sources: tuple[Tensor, ...], packed: list[Tensor]) -> np.ndarray | None:
+    mask = sources[2]
+    if len({tensor.is_nested for tensor in sources}) > 1 or len({tensor.shape for tensor in packed}) > 1:
         return None
     if not mask.is_nested:
         return np.arange(mask.shape[0] + 1, dtype=np.int64) * mask.shape[1]
     first = row_offsets(mask.contiguous())
-    if not all(torch.equal(row_offsets(tensor.contiguous()), first) for tensor in given[:2]):
+    if not all(torch.equal(row_offsets(tensor.contiguous()), first) for tensor in sources[:2]):
         return None
     return first.to(torch.int64).contiguous().numpy()
 
@@ -122,7 +122,7 @@ def _common_offsets(given: tuple[Tensor, ...], packed: list[Tensor]) -> np.ndarr
 def _advantages(
     advantages: Any, values: Tensor, mask: Tensor, config: RolloutCorrConfig, offsets: np.ndarray
 ) -> Tensor | bool | None:
-    """Advantages as kernels read them, None for none that anything asks for, False if the definition has to look."""
+    """Advantages as kernels read them; None if nothing needs them; False if only the definition can handle them."""
     if advantages is None:
         return False if config.needs_advantages else None
     if not isinstance(advantages, Tensor) or advantages.device.type != "cpu":

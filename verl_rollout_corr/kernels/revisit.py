@@ -1,4 +1,4 @@
-"""Stages that go over kept values again when all rows are known: buckets, cuts, means, weights."""
+"""Stages that run after all rows, over the values in the buffers: buckets, cuts, means, weights."""
 
 # pyright: basic
 from __future__ import annotations
@@ -36,7 +36,7 @@ PER_TOKEN, PER_TURN, PER_ROW = range(3)
 
 @inline
 def bucket_of(value):
-    """The bucket of a value; larger values have no smaller bucket."""
+    """The bucket of a value. It never decreases as the value grows."""
     reached = (bits_of(abs(value)) >> _SHIFT) - _FIRST
     reached = min(max(reached, 0), _SIDE - 1)
     return _SIDE - 1 - reached if value < 0.0 else _SIDE + reached
@@ -44,9 +44,10 @@ def bucket_of(value):
 
 @stage
 def fill_buckets(work, table, revisit, first, last):
-    """Counts and sums of the values in each bucket; NaN, which is none, in one more. Two of each in turn.
+    """Counts and sums of the values in each bucket; NaN, which is not a value, has a bucket of its own.
 
-    `table`: BUCKETS + 1 pairs of counts, then of sums: the same bucket twice in a row does not wait for itself.
+    `table`: BUCKETS + 1 pairs of counts, then of sums. The two of a pair are used in turn, so that two values of the
+    same bucket need not wait for each other.
     """
     buffer, offsets = get_int(revisit, R_BUFFER), get_int(get_int(revisit, R_JOB), m.J_OFFSETS)
     sums = 2 * (BUCKETS + 1)
@@ -89,7 +90,7 @@ def collect_bucket(work, table, revisit, first, last):
 
 @inline
 def is_kept(job, start, position):
-    """Whether keep is not 0 there."""
+    """Whether keep at this address is not 0."""
     size = get_int(job, m.J_KEEP_BYTES)
     address = get_int(job, m.J_KEEP) + (start + position) * size
     kept = False
@@ -100,7 +101,7 @@ def is_kept(job, start, position):
 
 @inline
 def leave_tie(table, job, row, start, position):
-    """Takes a value that equals the cut out of keep."""
+    """Clears keep for a value that equals the cut."""
     size = get_int(job, m.J_KEEP_BYTES)
     bump(table, 0, -1)
     bump(table, 1, 1)
@@ -135,7 +136,7 @@ def cut_row(work, table, revisit, row, unused):
 
 @stage
 def cut(work, table, revisit, first, last):
-    """Takes the values above the cut out of keep."""
+    """Clears keep for the values above the cut."""
     buffer, job, cut = get_int(revisit, R_BUFFER), get_int(revisit, R_JOB), get(revisit, R_CUT)
     for row in range(first, last):
         start = get_int(get_int(job, m.J_OFFSETS), row)
@@ -150,7 +151,7 @@ def cut(work, table, revisit, first, last):
 
 @stage
 def sum_kept(work, table, revisit, first, last):
-    """Sum and number of the applied weights of units with a kept token. `table`: both."""
+    """Writes the sum and the number of the applied weights of units with a kept token into `table`."""
     buffer, job, unit = get_int(revisit, R_BUFFER), get_int(revisit, R_JOB), get_int(revisit, R_UNIT)
     for row in range(first, last):
         if get_int(get_int(revisit, R_N), row) == 0:
@@ -182,7 +183,7 @@ def sum_kept(work, table, revisit, first, last):
 
 @inline
 def scaled(revisit, weight):
-    """The weight over the mean, and not above upper."""
+    """The weight divided by the mean, and at most upper."""
     return min(weight / get(revisit, R_MEAN), get(revisit, R_UPPER))
 
 

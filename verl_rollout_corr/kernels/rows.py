@@ -1,4 +1,4 @@
-"""The walk over the rows of a chunk: blocks of tokens through the stages, turns and rows to their ends."""
+"""The walk over the rows of a chunk: passes blocks of tokens through the stages, and ends turns and rows."""
 
 # pyright: basic
 from __future__ import annotations
@@ -52,7 +52,7 @@ def staleness_bin(lag):
 
 @inline
 def row_address(job, tensor, row, start):
-    """Where a row of a tensor begins, which has `start` elements before it if rows are packed."""
+    """The address where a row of a tensor begins. `start`: how many elements are before it, if rows are packed."""
     by_row = get_int(job, tensor + m.BY_ROW) != 0
     offset = row * get_int(job, tensor + m.ROW_BYTES) if by_row else start * get_int(job, tensor + m.ITEM_BYTES)
     return get_int(job, tensor + m.ADDRESS) + offset
@@ -60,7 +60,7 @@ def row_address(job, tensor, row, start):
 
 @inline
 def read(job, tensor, work, slot, address, position, count):
-    """Reads tokens of a row into a slot, and asks for as many more, which the next block may need."""
+    """Reads tokens of a row into a slot, and prefetches as many more, which the next block may need."""
     item = get_int(job, tensor + m.ITEM_BYTES)
     call(get_int(job, tensor + m.READ), work, 0, address + position * item, slot, count)
     prefetch(address + (position + count) * item, count * item)
@@ -74,7 +74,7 @@ def stage_word(job, index, word):
 
 @inline
 def settings_of(work, job, index):
-    """Where the settings of a stage are, of this thread."""
+    """The address of this thread's settings of a stage."""
     return work + 8 * stage_word(job, index, m.SETTINGS)
 
 
@@ -89,7 +89,7 @@ def reduce_stages(work, totals, job, phase, first, count):
 
 @inline
 def close_stages(work, totals, job, phase, first, count):
-    """Ends a unit in the stages of a phase; whether one of them rejects it."""
+    """Ends a unit in the stages of a phase, and returns whether one of them rejects it."""
     put_int(work, m.FAILED, 0)
     for index in range(get_int(job, m.J_STAGE_COUNT)):
         function = stage_word(job, index, m.CLOSE)
@@ -123,7 +123,7 @@ def fill_weights(work, start, end):
 
 @inline
 def next_run(work, job, mask, position, length):
-    """Finds the next run of response tokens; whether there is one."""
+    """Finds the next run of response tokens, and returns whether there is one."""
     call(get_int(job, m.J_MASK + m.READ), work, get_int(job, m.J_KEEP_ONE), mask, position, length)
     return (get_int(work, m.RUN_START) < length) & (get_int(work, m.BAD_MASK) == 0)
 
@@ -204,7 +204,7 @@ def flush(work, totals, job, unused, count):
 
 @inline
 def start_row(work, job, row, start):
-    """Forgets the row before."""
+    """Resets the state of the previous row."""
     for word in range(m.SUM_WORDS):
         put(work, m.ROW_SUMS + word, 0.0)
     put_int(work, m.ROW_START, start)
@@ -317,7 +317,7 @@ def end_row(work, totals, job, row, length):
 
 @stage
 def reject_row(work, totals, job, row, length):
-    """A row with an invalid log-prob: its sums are forgotten, its answer is 0."""
+    """Rejects a row with an invalid log-prob: its sums are dropped, and its keep and weights are 0."""
     for word in range(get_int(job, m.J_SUM_WORDS)):
         put_int(totals, word, get_int(work, get_int(job, m.J_SAVED) + word))
     clear_answer(work, job, 0, length)
@@ -361,7 +361,7 @@ def walk_row(work, totals, job, row, unused):
 
 @stage
 def walk(work, totals, job, first, last):
-    """The rows of a chunk, until something is refused."""
+    """Walks over the rows of a chunk, until one is refused."""
     for row in range(first, last):
         call(get_int(job, m.J_WALK), work, totals, job, row, 0)
         if get_int(job, m.J_STATUS) != m.FINE:

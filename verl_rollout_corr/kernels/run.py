@@ -1,4 +1,4 @@
-"""One correction on its way: what its kernels share, and how chunks of rows go through them."""
+"""One call of `correct`: the memory that its kernels share, and how chunks of rows go through them."""
 
 # pyright: basic
 from __future__ import annotations
@@ -20,7 +20,7 @@ from verl_rollout_corr.maths import sum_table as s
 
 
 class Run:
-    """One correction on its way."""
+    """One call of `correct`, while it is computed."""
 
     def __init__(self, program: Program, question: Question) -> None:
         self.program, self.question = program, question
@@ -36,7 +36,7 @@ class Run:
         self.job = self._job()
 
     def walk(self) -> bool:
-        """The pass over the rows; False if one was refused."""
+        """Passes over the rows; returns False if one was refused."""
         self.for_each_chunk(rows.walk.entry(), self.sums, self.job)
         return self.job[m.J_STATUS] == m.FINE and not self._nan_advantages()
 
@@ -89,12 +89,12 @@ class Run:
         return work
 
     def for_each_chunk(self, kernel: Callable[..., None], cells: np.ndarray, job: np.ndarray) -> None:
-        """Threads take chunks in turn, each with its row of `cells`; what one gives does not depend on who took it."""
-        base, shared, step = cells.ctypes.data, job.ctypes.data, cells.strides[0]
+        """Threads take chunks in turn. Each chunk has its row of `cells`: results do not depend on who took it."""
+        base, shared, row_bytes = cells.ctypes.data, job.ctypes.data, cells.strides[0]
 
         def take(number: int, work: np.ndarray) -> None:
             rows = int(self.bounds[number]), int(self.bounds[number + 1])
-            kernel(work.ctypes.data, base + number * step, shared, *rows)
+            kernel(work.ctypes.data, base + number * row_bytes, shared, *rows)
 
         in_turn(len(self.bounds) - 1, take, self._work)
 
@@ -105,7 +105,7 @@ class Run:
         return any(work.view(np.int64)[at] for work in self.threads)
 
     def row_entries(self) -> dict[s.Sum, float]:
-        """The entries of the sums that follow from what is known of each row."""
+        """The entries of the sums that follow from the counts of each row."""
         n, kept, invalid = self.row_n, self.row_kept, self.row_invalid > 0
         nonempty = n > 0
         values = {

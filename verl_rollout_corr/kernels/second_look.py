@@ -1,4 +1,4 @@
-"""What can be decided only when all rows are known: criteria of the batch, groups, the normalisation."""
+"""What can be decided only after all rows: criteria of the batch scope, `min_group_kept`, `normalize: batch`."""
 
 # pyright: basic
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UNITS = {Scope.TOKEN: revisit.PER_TOKEN, Scope.TURN: revisit.PER_TURN, Scope.SE
 
 
 class SecondLook:
-    """One float64 per token for each criterion of the batch, and for weights that are normalised; nothing otherwise."""
+    """One float64 per token for each criterion of the batch scope, and for weights to be normalised; else nothing."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -34,7 +34,7 @@ class SecondLook:
             run.settings.view(np.int64)[run.program.weight_stage, m.S_BUFFER] = self.of_weights.ctypes.data
 
     def take(self) -> None:
-        """Rejects and normalises; `run` has the first look's answer."""
+        """Rejects and normalises what `run` has after the pass over the rows."""
         run = self.run
         self.valid_n = np.where(run.row_invalid > 0, 0, run.row_n)
         for (index, _), buffer in zip(run.program.batch, self.of_criteria, strict=True):
@@ -51,7 +51,10 @@ class SecondLook:
         return job
 
     def _trim(self, index: int, buffer: np.ndarray) -> None:
-        """The largest values leave, until the mean of the rest fits. Buckets, and one of them sorted, say which."""
+        """Rejects the largest values until the mean of the rest is within the bound.
+
+        Sums of buckets narrow the cut down to one bucket, and only the values of that one are sorted.
+        """
         run, out = self.run, criterion_at(index)
         limit = run.program.limit_of(index)
         behind = out + m.CRITERION_WORDS
@@ -67,8 +70,8 @@ class SecondLook:
         fitting = np.flatnonzero(_fits(*up_to, limit))
         if len(fitting) and up_to[1][fitting[-1]] == up_to[1][-1]:
             return
-        # The mean falls and then rises as larger values join: what fits is one range, whose end lies behind the last
-        # boundary that fits. Without one, the range may lie inside a bucket.
+        # As larger values join, the mean falls and then rises: the cuts whose mean is within the bound are one range,
+        # which ends behind the last boundary of a bucket that is within. If none is, it may lie inside a bucket.
         last = int(fitting[-1]) if len(fitting) else -1
         sizes = by_chunk.sum(axis=1) if last < 0 else by_chunk[:, last]
         while last >= 0 and not counts[last]:

@@ -1,4 +1,4 @@
-"""The statistics of the grammar that a criterion can judge: slots that hold them already, or a stage that fills one."""
+"""The statistics that a criterion can judge: each is in a slot that is filled anyway, or has a stage that fills one."""
 
 # pyright: basic
 from __future__ import annotations
@@ -59,7 +59,7 @@ def bernoulli_kl(log_ratio: float, p: float, q: float, exact_not_p: float, exact
 
 @inline
 def certain(log: float):
-    """The probability and its complement, of a log-prob; above 0 it is certainty."""
+    """The probability and its complement, from a log-prob. A log-prob above 0 counts as certainty."""
     s, f, g = exp_parts(max(min(log, 0.0), -700.0))
     off = (s - 1.0) + s * (f + g)
     return s + s * (f + g), -off
@@ -67,7 +67,7 @@ def certain(log: float):
 
 @inline
 def divergences(log_ratio: float, k3: float, difference: float, q: float, exact_not_q: float):
-    """Both Bernoulli divergences, (p || q) and (q || p), from what `of_token` gives, where it clips nothing.
+    """Both Bernoulli divergences, (p || q) and (q || p), from the results of `of_token`, where nothing was clipped.
 
     With phi(x) = x e^x - e^x + 1 as in the definition: q phi(-l) r = q k3 and q phi(l) = q (l (r - 1) - k3), and the
     same of the complements, for which one logarithm serves both directions.
@@ -144,5 +144,4 @@ SLOTS: dict[str, tuple[int, Stage | None]] = {
     "bkl": (m.BKL, bkl),
     "bkl_mu": (m.BKL_MU, bkl_mu),
 }
-"""Where each statistic stands, and the stage that puts it there. A word of the grammar that is not here is left to the
-definition."""
+"""The slot of each statistic, and the stage that fills it. A statistic that is not listed is left to the definition."""

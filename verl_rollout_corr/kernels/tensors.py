@@ -53,7 +53,7 @@ def _next_run(work, totals, settings, first, count):
 
 
 def _store_keep(work, totals, settings, first, count):
-    """Writes what KEEP says of `count` tokens of the block from `first` on; `totals`: the bits of 1."""
+    """Writes KEEP of `count` tokens of the block, from `first` on, as the answer; `totals`: the bits of 1."""
     for i in range(count):
         write(settings, i, totals if get_int(work, m.KEEP + first + i) != 0 else 0)
 
@@ -61,7 +61,7 @@ def _store_keep(work, totals, settings, first, count):
 def _drop(work, totals, settings, first, count):
     """Clears keep, at the address `settings`, where the float64 values at `totals` are above the word SCRATCH.
 
-    Into the words behind it: how many are above, and how many of them were kept.
+    Writes into the words behind SCRATCH how many values are above, and how many of those were kept.
     """
     cut, above, left = get(work, m.SCRATCH), 0, 0
     for i in range(count):
@@ -74,7 +74,7 @@ def _drop(work, totals, settings, first, count):
 
 
 def _variant(template, suffix: str, **names) -> Stage:
-    """The template with another `read` or `write`. As a closure, it would get a new key in numba's cache each time."""
+    """The template with another `read` or `write`. (A closure would get a new key in numba's cache each time.)"""
     function = FunctionType(template.__code__, {**template.__globals__, **names}, template.__name__ + suffix)
     function.__module__, function.__qualname__ = template.__module__, template.__name__ + suffix
     return stage(function)
@@ -127,6 +127,6 @@ DROP: dict[int, Stage] = by_width(_drop)
 
 @cache
 def bits_of_one(dtype: torch.dtype) -> int:
-    """What 1 looks like in memory."""
+    """The bits of 1 in memory."""
     unsigned = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     return int(torch.ones(1, dtype=dtype).view(unsigned)[0])

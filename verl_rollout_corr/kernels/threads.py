@@ -46,5 +46,5 @@ def in_turn(chunks: int, take: Callable[[int, Scratch], None], scratch: Callable
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Threads that wait; another process, forked from this one, gets its own."""
+    """The waiting threads. A process forked from this one gets threads of its own."""
     return ThreadPoolExecutor(max_workers=64, thread_name_prefix="rollout_corr")

@@ -49,7 +49,7 @@ def check(work, totals, settings, first, count):
     unusual = 0
     for i in range(count):
         train, rollout = get(work, m.TRAIN + i), get(work, m.ROLLOUT + i)
-        # Of NaN, the first choice keeps the engine's and the second the trainer's.
+        # Comparisons with NaN are false: the first of these choices keeps the engine's NaN, the second the trainer's.
         above = train if train > rollout else rollout
         below = rollout if rollout < train else train
         usual = (above <= LOG_PROB_SLACK) & (below >= _NEAR)
@@ -64,7 +64,7 @@ def check(work, totals, settings, first, count):
 
 @inline
 def check_unusual(work, totals, count):
-    """What is unusual in a block: few of them need this second look."""
+    """Looks for what is unusual in a block. Few blocks need this second look."""
     invalid, far, zero_rollout, zero_train = 0, 0, 0, 0
     for i in range(count):
         train, rollout = get(work, m.TRAIN + i), get(work, m.ROLLOUT + i)
@@ -81,7 +81,7 @@ def check_unusual(work, totals, count):
 
 @inline
 def check_constant(work, count):
-    """Whether the row's log-probs differ from its first, up to this block. 1: the engine's do; 2: the trainer's."""
+    """Whether log-probs differ from the row's first, up to this block. Bit 1: the engine's do; bit 2: the trainer's."""
     first_train, first_rollout = get(work, m.FIRST_TRAIN), get(work, m.FIRST_ROLLOUT)
     other_rollout, other_train = 0, 0
     for i in range(count):
@@ -101,7 +101,7 @@ def mismatch(work, totals, settings, first, count):
 
 @sums
 def mismatch_in_bins(work, totals, settings, first, count):
-    """The same, and the sums of each bin of mu, of which those of the block follow."""
+    """The same, and the sums of each bin of mu, from which those of the block follow."""
     if get_int(work, m.FAR) == 0:
         sum_mismatch(work, totals, count, True, True)
         sum_bins(work, totals, count, True)
@@ -114,7 +114,7 @@ def mismatch_in_bins(work, totals, settings, first, count):
 def sum_mismatch(work, totals, count, near, binned):
     """`near`: a constant; True promises that no log-ratio is clipped or infinite. `binned`: bins give the other sums.
 
-    Registers are what is scarce: a slot that nobody reads, or a sum that something else gives, would cost a tenth.
+    Registers are scarce: a slot that nothing reads, or a sum that is computed elsewhere, would make it a tenth slower.
     """
     finite, frequent = 0, 0
     sum_l, sum_abs, sum_k3, sum_tv, sum_off, sum_square, sum_rollout = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -173,7 +173,7 @@ def sum_mismatch(work, totals, count, near, binned):
 def sum_bins(work, totals, count, near):
     """Sums of the tokens of each bin of mu, and of all bins. `near`: a constant; True promises that l is finite.
 
-    One pass, and one name for each sum, since only so they stay in registers.
+    It is one pass, with a variable for each sum, because only then do they stay in registers.
     """
     n0, n1, n2, n3, n4 = 0, 0, 0, 0, 0
     f0, f1, f2, f3, f4 = 0, 0, 0, 0, 0
@@ -216,7 +216,7 @@ def sum_bins(work, totals, count, near):
 
 @inline
 def add_bin(work, totals, at, n, finite, sum_l, sum_abs, sum_k3, sum_tv):
-    """Adds a bin's sums of the block to those of the bin and, but for the count, to those of the block."""
+    """Adds a bin's sums over the block to the bin's totals and, except for the count, to the sums of the block."""
     add(totals, at + m.N, float(n))
     add(totals, at + m.FINITE, float(finite))
     add(totals, at + m.L, sum_l)
@@ -232,7 +232,7 @@ def add_bin(work, totals, at, n, finite, sum_l, sum_abs, sum_k3, sum_tv):
 
 @stage
 def histogram(work, totals, settings, first, count):
-    """Counts l in the bins of `maths.histogram`, read off its bits."""
+    """Counts l in the bins of `maths.histogram`, which follow from its bits."""
     for i in range(count):
         log_ratio = get(work, m.LOG_RATIO + i)
         reached = (bits_of(abs(log_ratio)) >> _SHIFT) - (_FIRST - 1)

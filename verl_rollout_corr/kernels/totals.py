@@ -1,4 +1,4 @@
-"""From the kernels' accumulators to `Sums`: which word each entry of `maths.sum_table` is."""
+"""Turns the kernels' accumulators into `Sums`: which word each entry of `maths.sum_table` is."""
 
 # pyright: basic
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROW_ENTRIES = (
     s.INVALID_SEQS,
     s.LAG_UNKNOWN,
 )
-"""Entries that follow from what is known of each row; they stand behind the accumulators."""
+"""Entries that follow from the counts of each row. They are behind the accumulators."""
 
 _WORDS: dict[Sum, int] = {
     s.TOKENS: m.TOTALS + m.N,
@@ -89,13 +89,13 @@ _WORDS: dict[Sum, int] = {
     s.BIN_K3: m.K3_SUM,
     s.BIN_PROB_DIFF: m.TV,
 }
-"""The word of each entry: from the start of the sums, or of its criterion, of the weights, of its bin."""
+"""The word of each entry, counted from the start of the sums, or from that of its criterion, the weights or its bin."""
 
 _NEGATED = {s.KL, s.BIN_KL, s.CRITERION_NEGATED_MIN, s.WEIGHT_NEGATED_MIN, s.WEIGHT_NEGATED_RAW_MIN}
-"""Entries that are the negated word: sums of -l, and minima."""
+"""Entries that are the negative of their word: sums of -l, and minima."""
 
 KNOWN = {*_WORDS, *ROW_ENTRIES, s.LOG_RATIOS}
-"""Entries that the kernels have: with any other one, the definition decides."""
+"""Entries that the kernels compute. A configuration with any other one is left to the definition."""
 
 
 _KINDS = (Kind.TOTAL, Kind.MAXIMUM)

@@ -1,6 +1,6 @@
-"""The host side of the twin on a GPU: what `decide` was asked as a table, one launch over the rows, and the sums."""
+"""The host side of the twin on a GPU: writes the configuration as a table, launches the kernel, collects the sums."""
 
-# Triton's types say what a kernel's arguments are inside of it, and not what is passed.
+# Triton's type hints describe a kernel's arguments as they are inside it, not as they are passed.
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEVELS = {
 
 
 def fits(config: RolloutCorrConfig) -> bool:
-    """Whether the twin knows all of the configuration. Turns and what looks at the whole batch are the definition's."""
+    """Whether the twin can do all of the configuration. It cannot do turns, nor anything that needs the whole batch."""
     if config.min_group_kept is not None:
         return False
     if config.weights is not None and (config.weights.normalize is not None or config.weights.level not in _LEVELS):
@@ -61,7 +61,7 @@ def decide(
     totals = torch.empty((count, len(entries.totals)), dtype=torch.float64, device=device)
     maxima = torch.empty((count, len(entries.maxima)), dtype=torch.float64, device=device)
     counts = torch.zeros(COUNT, dtype=torch.int64, device=device)
-    given = 0 if advantages is None or not config.needs_advantages else advantages.dim()
+    advantage_dims = 0 if advantages is None or not config.needs_advantages else advantages.dim()
     rows.rows_kernel[(count,)](
         train,
         rollout,
@@ -82,7 +82,7 @@ def decide(
         maxima.shape[1],
         BLOCK=block,
         SINGLE=single,
-        ADVANTAGES=given,
+        ADVANTAGES=advantage_dims,
         LAGS=staleness is not None,
         BINS=entries.bins,
         WEIGHTS=rows.NO_WEIGHTS if config.weights is None else _LEVELS[config.weights.level][0],
@@ -129,7 +129,7 @@ def _weights(config: Weights | None, single: bool) -> list[float]:
 
 
 def _limits(bounds: tuple[float | None, ...], single: bool) -> list[float]:
-    """Both bounds, and both as torch rounds them beside what they are compared with."""
+    """Both bounds, and both again as torch rounds them to the format of what they are compared with."""
     lower, upper = bounds
     exact = [-math.inf if lower is None else lower, math.inf if upper is None else upper]
     return exact + (torch.tensor(exact, dtype=torch.float32).tolist() if single else exact)
@@ -137,7 +137,7 @@ def _limits(bounds: tuple[float | None, ...], single: bool) -> list[float]:
 
 def _places(entries: Layout) -> list[int]:
     """Where the kernel's entries stand among the layout's: of a row and its bins (256), its maxima (8), each criterion
-    (6); -1 for what the layout has not.
+    (6); -1 for what the layout does not have.
     """
     totals, maxima = _starts(entries, Kind.TOTAL), _starts(entries, Kind.MAXIMUM)
     of_row = [totals.get(row, -1) for row in rows.ROW_TOTALS]

@@ -1,10 +1,10 @@
 """The device side of the twin on a GPU: one program per row, which walks over the row's tokens in blocks.
 
-Written for Triton. It reads a table of the criteria and of the weights, and is compiled once, not once per preset. What
-each number means stands in `maths`; here it is computed in one place per pass. Sums are float64, as there.
+It is written for Triton. It reads a table of the criteria and of the weights, so that it is compiled once, and not once
+per preset. `maths` says what each number means. Sums are float64, as there.
 """
 
-# Triton's types say what a kernel's arguments are inside of it, and not what is passed.
+# Triton's type hints describe a kernel's arguments as they are inside it, not as they are passed.
 # pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ ROW_MAXIMA = (
 )
 """The maxima of a row, likewise."""
 BIN_TOTALS = (s.BIN_TOKENS, s.BIN_FINITE, s.BIN_KL, s.BIN_ABS, s.BIN_K3, s.BIN_PROB_DIFF)
-"""Of each bin of each partition, in the order of the partitions."""
+"""The totals of each bin of each partition, in the order of the partitions."""
 CRITERION_TOTALS = (s.CRITERION_UNITS, s.CRITERION_TOTAL, s.CRITERION_TOKENS, s.CRITERION_SEQS)
 """The totals of each criterion, in order."""
 CRITERION_MAXIMA = (s.CRITERION_MAX, s.CRITERION_NEGATED_MIN)
@@ -249,7 +249,7 @@ def _above(value, bound, rounded, SINGLE: tl.constexpr):
 
 @triton.jit
 def _may_reject(when, advantage, log_ratio):
-    """Whether `when` leaves a unit to the criterion, from its mean advantage and its sum of l."""
+    """Whether `when` allows the criterion to reject a unit, by the unit's mean advantage and its sum of l."""
     outward = ((advantage > 0.0) & (log_ratio > 0.0)) | ((advantage < 0.0) & (log_ratio < 0.0))
     negative, positive = (when == 1) & (advantage < 0.0), (when == 2) & (advantage > 0.0)
     return (when == 0) | negative | positive | ((when == 3) & outward)
@@ -257,7 +257,7 @@ def _may_reject(when, advantage, log_ratio):
 
 @triton.jit
 def _read(train_ptr, rollout_ptr, mask_ptr, start, at, length, invalid):
-    """The log-probs and the mask of a block of a row; 0 where the mask is, and everywhere where `invalid` is not 0."""
+    """The log-probs and the mask of a block of a row: 0 where the mask is 0, and everywhere if `invalid` is not 0."""
     # Triton's interpreter takes a truth of the whole row for a number beside truths of tokens: so it is a number.
     inside = at < length
     mask = (tl.load(mask_ptr + start + at, mask=inside, other=0) != 0) & inside & (at * 0.0 + invalid == 0.0)

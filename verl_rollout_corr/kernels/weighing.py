@@ -11,7 +11,7 @@ from verl_rollout_corr.kernels.machine import add, get, get_int, inline, larger,
 
 @inline
 def applied(raw, settings):
-    """The weight inside its bounds: moved to them, or 0 outside. The bounds that do not act are infinite."""
+    """The weight within its bounds: outside of them it becomes the nearer bound, or 0. Unused bounds are infinite."""
     low, high = raw < get(settings, m.S_LOW), raw > get(settings, m.S_HIGH)
     outside = (get_int(settings, m.S_MASK_OUTSIDE) != 0) & (low | high)
     weight = min(max(raw, get(settings, m.S_LOWER)), get(settings, m.S_UPPER))
@@ -62,7 +62,7 @@ def weigh_tokens(work, totals, settings, first, count):
 
 @stage
 def prefix_ratios(work, totals, settings, first, count):
-    """The exponential of the sum of l up to each token of the row, into the slot PREFIX; 0 from probability 0 on."""
+    """Writes exp(sum of l up to each token of the row) into the slot PREFIX; 0 from a token of probability 0 on."""
     total = get(settings, m.U_SUM)
     for i in range(count):
         total += get(work, m.LOG_RATIO + i)
@@ -74,7 +74,7 @@ def prefix_ratios(work, totals, settings, first, count):
 
 @stage
 def close_weight(work, totals, settings, first, count):
-    """The weight of a unit of `count` tokens; `first`: where the buffer has it, if it is to be normalised."""
+    """The weight of a unit of `count` tokens; `first`: its position in the buffer, if it is to be normalised."""
     exponent = get(settings, m.U_SUM)
     raw = ratio(exponent / count if get_int(settings, m.S_AGG) == MEAN else exponent)
     weight, low, high = applied(raw, settings)

@@ -1,4 +1,4 @@
-"""Bins: where the tokens of a batch are told apart, by the engine's probability, by position and by staleness."""
+"""Bins: groups of the tokens of a batch, by the engine's probability, by position and by staleness."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Bins:
     """One partition of the response tokens.
 
-    `edges`: where the bins meet; an edge belongs to the bin above it. `labels`: one more than edges, from below.
+    `edges`: the values at which one bin ends and the next begins; a value on an edge belongs to the bin above it.
+    `labels`: the names of the bins, lowest first. There is one more label than there are edges.
     """
 
     kind: str
@@ -29,7 +30,7 @@ PROBABILITY = Bins(
     (0.01, 0.1, 0.5, 0.9),
     ("0_0.01", "0.01_0.1", "0.1_0.5", "0.5_0.9", "0.9_1"),
 )
-"""By mu(a_t): the log-ratio is largest for rare tokens, the difference of probabilities for frequent ones."""
+"""By mu(a_t): rare tokens have the largest log-ratios, frequent ones the largest differences of probability."""
 
 POSITION = Bins(
     "by_position",
@@ -45,10 +46,10 @@ STALENESS = Bins(
     (0, 1, 2, 3, 5, 9),
     ("unknown", "lag_0", "lag_1", "lag_2", "lag_3_4", "lag_5_8", "lag_9_up"),
 )
-"""By the lag of the row: -1, or no lag at all, is unknown."""
+"""By the lag of the row. A lag of -1 is unknown; where a batch has no lags, every row's is."""
 
 BINS: tuple[Bins, ...] = (PROBABILITY, POSITION, STALENESS)
 """Every partition."""
 
 BIN_NAMES: tuple[str, ...] = tuple(name for bins in BINS for name in bins.names)
-"""Every bin of every partition, in the order in which their sums stand."""
+"""Every bin of every partition, in the order of their sums."""

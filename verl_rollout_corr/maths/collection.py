@@ -1,7 +1,7 @@
 """The sums of a corrected batch: how each row of `sum_table.py` is computed.
 
-Nothing here synchronises with the host. What stands outside the response is 0 in `TokenLogProbs`, and so are its
-statistics: a sum over the response tokens is a plain sum.
+Nothing here synchronises with the host. Outside the response, the log-probs in `TokenLogProbs` are 0, and so are the
+statistics computed from them; so a sum over the response tokens is a plain sum over all positions.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from verl_rollout_corr.maths.sums import Sums
 from verl_rollout_corr.maths.weights import AppliedWeights
 
 SUSPICIOUS_LOG_PROB = -1e-3
-"""An exact 0.0 on one side is suspicious if the other side is below this: a missing value is stored as 0.0."""
+"""An exact 0.0 on one side is suspicious if the other side is below this, because some programs store a missing
+log-prob as 0.0."""
 
 CONSTANT_FROM = 8
-"""A row of fewer tokens may well have one log-prob for all of them."""
+"""In a shorter row, all tokens may have the same log-prob by chance; such a row is not counted as constant."""
 
 Values = dict[Sum, Tensor]
-"""The entries of each row: a scalar, or one value for each member of the row's family."""
+"""For each row of the table its entries: a scalar, or one value for each member of the row's family."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What `decide` found, before it is summed up. All (B, T) bool but the parts that say otherwise.
+    """What `decide` found, before it is summed up. All are (B, T) bool unless stated otherwise.
 
     `mask`: response tokens. `tokens`: log-probs, masked to the valid rows. `invalid` (B,): rows with an invalid one.
     """
@@ -51,7 +52,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Parts:
-    """What is summed over tokens, by bin and by row too: (B, T) float64, 0 outside the response, none infinite."""
+    """Values that are summed over tokens, per bin and per row. (B, T) float64, finite, and 0 outside the response."""
 
     n: Tensor
     finite: Tensor
@@ -84,14 +85,14 @@ def collect(outcome: Outcome, config: RolloutCorrConfig) -> Sums:
 
 
 def _maximum(values: Tensor, where: Tensor) -> Tensor:
-    """Maximum over the places where `where` is set, -inf over none (also of an empty tensor)."""
+    """The maximum of the values where `where` is True; -inf if it is True nowhere, or if the tensor is empty."""
     if not values.numel():
         return values.new_full((), -torch.inf)
     return torch.where(where, values, -torch.inf).max()
 
 
 def _largest(values: Tensor, where: Tensor) -> Tensor:
-    """The same of values that are at least 0, and 0 where `where` is not set."""
+    """The same as `_maximum`, for values that are at least 0 and are exactly 0 where `where` is False."""
     if not values.numel():
         return values.new_full((), -torch.inf)
     return torch.where(where.any(), values.max(), -torch.inf)
@@ -133,7 +134,7 @@ def _tokens(tokens: TokenLogProbs, parts: _Parts) -> Values:
 
 
 def _moments(tokens: TokenLogProbs) -> Values:
-    # Outside the response both probabilities are exp(0) = 1, which is 0 off its centre.
+    # Outside the response both probabilities are exp(0) = 1; their distance from the centre, which is 1, is 0.
     centre = (tokens.rollout_probability >= 0.5).double()
     p, q, rare = tokens.train_probability - centre, tokens.rollout_probability - centre, 1 - centre
     return {
@@ -207,7 +208,7 @@ def _bins(outcome: Outcome, parts: _Parts) -> Values:
     probability = _reached(outcome.tokens.rollout_probability, PROBABILITY.edges)
     positions = _reached(torch.arange(mask.shape[1], device=mask.device), POSITION.edges)
     positions = positions.expand(mask.shape).gather(1, position)
-    # One pass per value: by both bins at once, and the lag is the row's.
+    # One pass per value fills a table of probability by position. Lags need only the row's sum: a row has one lag.
     cells = len(PROBABILITY.labels) * len(POSITION.labels)
     index = (probability * len(POSITION.labels) + positions).flatten()
     lag = torch.full_like(mask[:, 0:1].sum(dim=1), -1) if outcome.staleness is None else outcome.staleness.long()
@@ -237,7 +238,7 @@ def _per_bin(bins: int, index: Tensor, values: Tensor) -> Tensor:
 
 
 def _reached(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """How many edges a value has reached. A tensor of edges would have to be copied to the device, numbers need not."""
+    """How many edges each value has reached. Edges are numbers: a tensor of them would need a copy to the device."""
     index = torch.zeros_like(values, dtype=torch.int8)
     for edge in edges:
         index += (values >= edge).view(torch.int8)
@@ -251,7 +252,7 @@ def _criteria(config: RolloutCorrConfig, outcome: Outcome) -> Values:
         failing = outcome.tokens.mask & ~verdict.passes
         smallest = _maximum(-value, exists)
         if criterion.stat is Stat.K1 and criterion.agg is Agg.MAX:
-            # The lower bound of a veto is about each token.
+            # With a maximum of k1 (a veto), the lower bound applies to each token, so the smallest token is reported.
             smallest = _maximum(-outcome.tokens.ratio, outcome.tokens.mask)
         values = {
             s.CRITERION_UNITS: exists.sum(),

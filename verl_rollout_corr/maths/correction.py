@@ -1,7 +1,7 @@
-"""The one composition, which is the definition of rollout correction: what faster versions are compared with.
+"""`correct` and `decide`: the definition of rollout correction, with which the fast versions are compared.
 
-A batch is corrected in parts of some rows, one after the other, since sums add: memory beyond the answer does not grow
-with the batch. What a part must know of the whole batch is surveyed first.
+A batch is corrected in parts of some rows each, one after the other. Since sums add, the result is the same, and the
+memory needed beyond the answer does not grow with the batch. What a part must know of the whole is computed first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Decision:
 
     def __repr__(self) -> str:
         weights = "None" if self.weights is None else f"{self.weights.dtype}"
-        # Values would wait for the device.
+        # Printing the values would wait for the device.
         return f"Decision(weights {weights}, keep {self.keep.dtype}, rows {self.keep.size(0)})"
 
 
@@ -42,8 +42,8 @@ class Decision:
 class Correction:
     """What `correct` answers, in the layout of the question.
 
-    weights: float32, 0 outside the response, detached; None for level null. They do not depend on `keep`, but for
-        `normalize: batch`.
+    weights: float32, 0 outside the response, detached; None for level null. Only with `normalize: batch` do they
+        depend on `keep`.
     keep: the mask's dtype; 1 where training may use the token.
     sums: additive statistics; `finalize(a.sums + b.sums)` are the metrics of the joined batch.
     """
@@ -54,7 +54,7 @@ class Correction:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """`finalize(sums)`, computed when it is first read: whoever joins sums has no use for it."""
+        """`finalize(sums)`, computed when it is first read, since a caller that adds up sums does not need it."""
         return finalize(self.sums)
 
 
@@ -68,7 +68,7 @@ def decide(
     group_ids: Tensor | None = None,
     staleness: Tensor | None = None,
 ) -> Decision:
-    """Weights and rejections of a padded batch, inside a loss: no validation, host synchronisation or collective.
+    """Weights and rejections of a padded batch, inside a loss: without validation, host synchronisation or collectives.
 
     Args:
         train_log_probs: (B, T) log pi_train(a_t), any floating-point format; read where the mask is 1.
@@ -85,7 +85,7 @@ def decide(
 
 
 def _decide(part: Part, config: RolloutCorrConfig, whole: Whole) -> Decision:
-    """The decision on a part of a batch."""
+    """The decision on one part of a batch."""
     rows = part.read()
     verdicts = tuple(
         judge(criterion, rows.tokens, rows.advantages, part.staleness, leaving=whole.leaving(criterion, part))

@@ -1,6 +1,7 @@
-"""Rejection: which tokens each criterion would let pass, and the statistic that it judged.
+"""Rejection: which tokens pass each criterion, and the value of the statistic that it judged.
 
-Criteria are a conjunction, each judged on all response tokens of valid rows, never on what another criterion left.
+A token must pass every criterion. Each is judged on all response tokens of valid rows, including those that another
+criterion rejects, so the order of the criteria does not matter.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from verl_rollout_corr.maths.statistics import statistic
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one criterion says.
+    """The verdict of one criterion.
 
-    `passes` (B, T) bool, meaningful at response tokens. `units` and `value` (B, S): the aggregated statistic of each
-    unit, for k1 its exponential, so that it can be held against the bounds.
+    `passes` (B, T) bool, meaningful at response tokens only. `units` and `value` (B, S): the aggregated statistic of
+    each unit. For k1 it is the exponential, a ratio like the bounds, so that the two can be compared.
     """
 
     passes: Tensor
@@ -40,9 +41,9 @@ def judge(
 ) -> Verdict:
     """One criterion's verdict on a padded batch.
 
-    `advantages` (B, T) are needed where the criterion has a `when`. `staleness` (B,): the lag of each row, -1 where it
-    is not known; None: of no row. `leaving` (B, T) bool: for the batch scope, what leaves the batch of which this is a
-    part; None: this is all of it.
+    `advantages` (B, T) are needed if the criterion has a `when`. `staleness` (B,): the lag of each row, -1 where it is
+    unknown; None if no lag is known. `leaving` (B, T) bool, for the batch scope: the tokens that the whole batch
+    rejects, if the tensors are only a part of it; None if they are the whole batch.
     """
     if criterion.stat is Stat.LAG:
         return _judge_lag(criterion, tokens, advantages, staleness)
@@ -54,7 +55,7 @@ def judge(
     lower, upper = _limits(criterion)
     inside = not_above(value, upper, tokens.precision)
     if criterion.agg is Agg.MAX and lower is not None:
-        # The maximum says nothing about the tokens below the lower bound: the veto looks at each.
+        # A maximum does not show whether a token is below the lower bound, so that bound is compared with each token.
         low = tokens.mask & ~not_below(judged, lower, tokens.precision)
         inside &= units.total(low) == 0
     elif lower is not None:
@@ -71,7 +72,7 @@ def _shown(criterion: Criterion, value: Tensor) -> Tensor:
 def _judge_lag(
     criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None, staleness: Tensor | None
 ) -> Verdict:
-    """Rows older than the bound fail. One of unknown lag passes, and is not a unit: no mean or maximum has its lag."""
+    """Rows older than the bound fail. A row of unknown lag passes, and the mean and maximum of the lags omit it."""
     rows = SeqUnits(tokens.mask)
     lag = torch.full_like(rows.count, -1.0) if staleness is None else staleness.to(rows.count.dtype)[:, None]
     known = lag >= 0
@@ -93,7 +94,7 @@ def _judge_batch(
 
 
 def _limits(criterion: Criterion) -> tuple[float | None, float | None]:
-    """The bounds in the statistic's own scale: of k1 they bound the ratio, so their logs are compared with l."""
+    """The bounds in the statistic's own scale. Bounds of k1 are on the ratio, so their logs are compared with l."""
     bounds = criterion.bounds
     if criterion.stat is not Stat.K1:
         return bounds.lower, bounds.upper
@@ -104,9 +105,10 @@ def _limits(criterion: Criterion) -> tuple[float | None, float | None]:
 
 
 def _may_reject(when: When, tokens: TokenLogProbs, units: Units, advantages: Tensor | None) -> Tensor:
-    """(B, S) bool: units that `when` leaves to the criterion, by the sign of their mean advantage.
+    """(B, S) bool: units that the criterion may reject under its `when`, by the sign of their mean advantage.
 
-    Outward: by the signs of the mean advantage and of the sum of l, not by their product, which may underflow.
+    For `outward`, the mean advantage and the sum of l must have the same sign. Signs are compared because the product
+    of the two may underflow.
     """
     assert advantages is not None  # checked at the door
     inside = torch.where(tokens.mask, advantages, torch.zeros_like(advantages))
@@ -121,7 +123,8 @@ def _may_reject(when: When, tokens: TokenLogProbs, units: Units, advantages: Ten
 def candidates(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None) -> tuple[Tensor, Tensor]:
     """What `leave` needs of a part of the batch, both (B, T): the statistic of each token, and whether it may leave.
 
-    -inf is not a term of the mean: outside the response, and where a token has no log-ratio (k1 of probability 0).
+    The statistic is -inf outside the response, and for k1 of a token of probability 0, which has no log-ratio. The mean
+    leaves out what is -inf.
     """
     values = torch.where(tokens.mask, statistic(criterion.stat, tokens), -torch.inf)
     if criterion.when is None:
@@ -131,7 +134,7 @@ def candidates(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor |
 
 
 def leave(criterion: Criterion, values: Tensor, may_leave: Tensor, precision: torch.dtype) -> Tensor:
-    """(N,) bool: the largest statistics, which leave until the mean of the rest is <= upper.
+    """(N,) bool: the tokens that leave, those with the largest statistic first, until the mean of the rest is <= upper.
 
     The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. `values` and `may_leave` (N,) are those of
     `candidates`, all of the batch in the order of row, then position; ties leave in that order. Tokens that `when`
@@ -143,10 +146,10 @@ def leave(criterion: Criterion, values: Tensor, may_leave: Tensor, precision: to
     fixed_sum, fixed_count = torch.where(fixed, values, 0.0).sum(), fixed.sum()
     ordered, order = torch.where(leaving, values, -torch.inf).sort(descending=True, stable=True)
     present = ordered != -torch.inf
-    # Sums of what stays are taken from the small end: subtracting from the total would lose them beside a huge value.
+    # What stays is added up from the smallest value on: subtracting a huge value from the total would lose the rest.
     rest_sum = torch.where(present, ordered, 0.0).flip(0).cumsum(0).flip(0) + fixed_sum
     rest_count = present.flip(0).cumsum(0).flip(0) + fixed_count
     fits = not_above(rest_sum / rest_count.clamp(min=1), _limits(criterion)[1], precision)
-    # The first position from which the rest fits: everything before it leaves.
+    # The first position from which on the mean of the rest is within the bound: every token before it leaves.
     before = fits.long().cumsum(0) == 0
     return torch.zeros_like(leaving).scatter(0, order, before) & leaving

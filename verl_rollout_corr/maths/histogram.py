@@ -1,8 +1,8 @@
 """A histogram of the log-ratio: counts that add exactly, and quantiles of them.
 
-A mean of l, or of k3, can be ruled by one token; the quantiles cannot. Octaves of |l| from 2^-19 to 2^5, each cut into
-8 bins of equal width (as HdrHistogram does), on both sides of a centre that holds |l| < 2^-19. Every edge is exact in a
-float64: a bin is read off its bits, and every implementation finds the same one.
+One token can dominate a mean of l or of k3, but not the quantiles. The bins are octaves of |l| from 2^-19 to 2^5, each
+cut into 8 bins of equal width (as HdrHistogram does), on both sides of a centre that holds |l| < 2^-19. Every edge is
+exact in a float64, so the bin follows from the bits of l, and every implementation finds the same one.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _FIRST = (1023 + _LOW_EXPONENT) << _SUB_BITS
 
 def bin_index(log_ratio: Tensor) -> Tensor:
     """The bin of each float64 log-ratio, int64 in [0, COUNT). A log-ratio on an edge is in the bin farther from 0."""
-    # Exponent and leading bits of the mantissa, which grow with |l|: the number of edges that |l| has reached, and
-    # one more where it is infinite.
+    # The exponent and the leading bits of the mantissa, read as one integer, grow with |l|: they count the edges that
+    # |l| has reached, and one more where it is infinite.
     leading = log_ratio.abs().view(torch.int64) >> _SHIFT
     reached = (leading - (_FIRST - 1)).clamp(0, SIDE + 1) + ((leading + (1 << _SUB_BITS)) >> (11 + _SUB_BITS))
     return CENTRE + reached * log_ratio.sign().long()
 
 
 def edge(reached: int) -> float:
-    """The |l| from which on `reached` edges have been reached, 1 to SIDE + 1."""
+    """The smallest |l| that has reached so many edges, 1 to SIDE + 1."""
     octave, part = divmod(reached - 1, 1 << _SUB_BITS)
     return math.ldexp(1 + part / (1 << _SUB_BITS), _LOW_EXPONENT + octave)
 
 
 def quantile(counts: Sequence[int], percent: int) -> float:
-    """The l below which so many percent of the tokens lie, interpolated within a bin no wider than an eighth of |l|.
+    """The l below which so many percent of the tokens lie, interpolated within a bin at most an eighth of |l| wide.
 
-    0 in the centre, which is |l| < 1.9e-6; -32 and 32 stand for everything beyond them; 0 over nothing.
+    It is 0 in the centre bin (|l| < 1.9e-6), -32 or 32 for anything beyond these, and 0 if there are no tokens.
     """
     return _quantile(_ENDS, _cumulated(tuple(counts)), percent)
 
 
 def abs_quantile(counts: Sequence[int], percent: int) -> float:
-    """The same of |l|, which is +inf where pi_train gives no probability."""
+    """The same quantile of |l|, which is +inf for a token of probability 0 under pi_train."""
     return _quantile(_ABS_ENDS, _folded(tuple(counts)), percent)
 
 
@@ -73,13 +73,13 @@ _ABS_ENDS = (*_ends()[CENTRE - 1 :], (math.inf, math.inf))
 
 @lru_cache(maxsize=1)
 def _cumulated(counts: tuple[int, ...]) -> list[int]:
-    """Up to each bin from below: several quantiles of the same batch are asked for in turn."""
+    """Cumulative counts, lowest bin first; cached, since several quantiles of the same batch are computed in turn."""
     return list(accumulate(counts))
 
 
 @lru_cache(maxsize=1)
 def _folded(counts: tuple[int, ...]) -> list[int]:
-    """The same by |l|, -inf behind everything."""
+    """Cumulative counts by |l|, smallest first; l = -inf comes last."""
     below, above = counts[CENTRE - 1 : 0 : -1], counts[CENTRE + 1 :]
     return list(accumulate((counts[CENTRE], *map(add, below, above), counts[0])))
 
@@ -87,7 +87,7 @@ def _folded(counts: tuple[int, ...]) -> list[int]:
 def _quantile(ends: Sequence[tuple[float, float]], up_to: list[int], percent: int) -> float:
     if not up_to[-1]:
         return 0.0
-    # In whole numbers: a rounded 0.99 * n would choose another bin in a batch than in the same batch twice.
+    # In integers, because a rounded 0.99 * n can choose one bin for a batch and another for the same batch twice.
     wanted = percent * up_to[-1]
     at = bisect_left(up_to, -(-wanted // 100))
     (low, high), before = ends[at], up_to[at - 1] if at else 0

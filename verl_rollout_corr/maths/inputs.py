@@ -1,6 +1,6 @@
-"""The door: everything about a batch is checked once here, with errors that name the row and what to do.
+"""The check of a batch: everything about it is checked once, here, with errors that name the row and what to do.
 
-`prepare` synchronises with the host. Below it nothing is checked again.
+`prepare` synchronises with the host. The functions that get the checked batch do not check it again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.maths.scopes import Layout, layout_of, row_offsets, to_padded
 
 LOG_PROB_SLACK = 1e-3
-"""A number up to this is log 1 = 0 with a rounding error; a larger one is not a log-prob."""
+"""A number above 0 and up to this is taken for log 1 = 0 with a rounding error. A larger one is not a log-prob."""
 
 LEAST_ROLLOUT_LOG_PROB = -100.0
-"""No sampled token has a probability of 4e-44: below it stands what engines write for "no log-prob"."""
+"""No sampled token has a probability of 4e-44. A smaller log-prob is what engines write for "no log-prob", as -9999."""
 
 _warned_half = False
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A checked, padded batch. (B, T) but `group_ids` and `staleness`, (B,)."""
+    """A checked, padded batch. Tensors are (B, T), except `group_ids` and `staleness`, which are (B,)."""
 
     train: Tensor
     rollout: Tensor
@@ -41,8 +41,8 @@ class Batch:
 
 
 def invalid_tokens(train: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
-    """(B, T) bool: response tokens whose log-probs cannot be: NaN, +inf, above 1e-3, or log mu below -100."""
-    # Asked for what is right, so that NaN fails each comparison.
+    """(B, T) bool: response tokens with an impossible log-prob: NaN, +inf, above 1e-3, or log mu below -100."""
+    # The test asks which values are possible, so that NaN, which fails every comparison, counts as invalid.
     possible = (train <= LOG_PROB_SLACK) & (rollout <= LOG_PROB_SLACK) & (rollout >= LEAST_ROLLOUT_LOG_PROB)
     return mask & ~possible
 
@@ -90,7 +90,7 @@ def prepare(
 
 
 def _rows_of_tokens(name: str, tensor: Any) -> Tensor:
-    """A tensor, and if it is nested then packed rows: a view into a wider tensor holds more values than its rows."""
+    """A tensor; a nested one gets packed rows, since a view into a wider tensor holds more values than its rows."""
     if not isinstance(tensor, Tensor):
         raise InputError(f"{name} is {type(tensor).__name__}, expected a (B, T) or jagged tensor")
     if not tensor.is_nested:
@@ -135,7 +135,7 @@ def _check_shapes(named: dict[str, Tensor]) -> None:
 
 
 def warn_half(*tensors: Tensor, stacklevel: int = 3) -> None:
-    """Warns, once per process, if log-probs came in half precision."""
+    """Warns, once per process, if log-probs are in half precision."""
     global _warned_half
     half = [tensor.dtype for tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]
     if half and not _warned_half:

@@ -1,7 +1,7 @@
 """The log-ratio l = log pi_train - log mu, and every exponential of it.
 
-Everything is padded (B, T) and float64 from here on, whatever came in: a bf16 log-prob cannot hold the difference. What
-several callers need of a batch is computed once, when the first one asks.
+From here on everything is padded (B, T) and float64, whatever the input's format: bf16 cannot hold the difference. What
+several callers need is computed once per batch, when the first one asks for it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXPONENT_LIMIT = 20.0
 class TokenLogProbs:
     """The two log-probs of each sampled token, (B, T) float64; 0 outside `mask`, (B, T) bool.
 
-    `precision`: what the inputs could hold, float64 or float32 (also for narrower ones). Bounds are compared in it.
+    `precision`: the format of the inputs, float64 or float32 (also for narrower ones). Bounds are compared in it.
     `statistics`: those computed so far, by `statistics.statistic`.
     """
 
@@ -34,12 +34,12 @@ class TokenLogProbs:
 
     @cached_property
     def log_ratio(self) -> Tensor:
-        """l_t = log pi_train(a_t) - log mu(a_t), 0 outside the mask; -inf where pi_train gives no probability."""
+        """l_t = log pi_train(a_t) - log mu(a_t), 0 outside the mask; -inf where pi_train(a_t) = 0."""
         return self.train - self.rollout
 
     @cached_property
     def finite(self) -> Tensor:
-        """(B, T) bool: response tokens to which pi_train gives probability, so that l is a number."""
+        """(B, T) bool: response tokens with pi_train(a_t) > 0, so that l is a number."""
         return self.mask & (self.train != -torch.inf)
 
     @cached_property
@@ -49,7 +49,7 @@ class TokenLogProbs:
 
     @cached_property
     def growth(self) -> Tensor:
-        """r_t - 1, without its rounding for small l, the exponent clipped also where l is -inf."""
+        """r_t - 1, accurate for small l too (expm1). The exponent is clipped, also where l is -inf."""
         return torch.expm1(self.log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
 
     @cached_property
@@ -78,7 +78,8 @@ def token_log_probs(train_log_probs: Tensor, rollout_log_probs: Tensor, mask: Te
 def not_below(values: Tensor, lower: float | None, precision: torch.dtype) -> Tensor:
     """Where values >= lower, compared in `precision`; everywhere if `lower` is None.
 
-    Bounds are inclusive for whoever writes 0.5 and feeds float32: its log 0.5 is below float64's by a rounding.
+    In float64, an inclusive bound of 0.5 would reject a ratio of 0.5 from float32 log-probs, because log 0.5 rounded to
+    float32 is below log 0.5 in float64.
     """
     if lower is None:
         return torch.ones_like(values, dtype=torch.bool)
@@ -93,7 +94,7 @@ def not_above(values: Tensor, upper: float | None, precision: torch.dtype) -> Te
 
 
 def _fits(bound: float, precision: torch.dtype) -> bool:
-    """Whether a bound is finite in a format. torch rounds it to the tensor's, in which it would equal infinity."""
+    """Whether a bound is finite in a format. torch rounds it to the tensor's format, where a huge one is infinite."""
     return abs(bound) <= torch.finfo(precision).max
 
 

@@ -34,7 +34,7 @@ def ppo_clip(
     """max(-r A, -clip(r, 1 - clip_low, 1 + clip_high) A) with r = pi_theta / mu.
 
     PPO, Schulman et al. (2017), arXiv 1707.06347, eq. 7. With `clip_c` the loss of a negative advantage is at most
-    -c A (dual clip, Ye et al. (2019), arXiv 1912.09729, eq. 5). Importance weights are not applied: r is one already.
+    -c A (dual clip, Ye et al. (2019), arXiv 1912.09729, eq. 5). Importance weights are not applied, since r is one.
 
     Args:
         log_prob: (B, T) log pi_theta(a_t), with the graph.
@@ -46,12 +46,12 @@ def ppo_clip(
 
     Returns:
         (B, T), minimised. The exponent of r is clipped to [-20, 20] and carries no gradient beyond; r is 0 where
-        pi_theta gives no probability. Where an input is NaN or infinite, so is the loss, and no gradient passes.
+        pi_theta(a_t) = 0. Where an input is NaN or infinite, so is the loss, and no gradient passes.
     """
     log_ratio = log_prob - rollout_log_probs.detach()
     scale = advantages.detach()
     usable = scale.isfinite() & (log_ratio.isfinite() | (log_ratio == -torch.inf))
-    # Selected before the exponential: behind it, 0 * inf in the backward pass would reach the model as NaN.
+    # Selected before the exponential: if after it, 0 * inf in the backward pass would reach the model as NaN.
     policy_ratio = ratio(torch.where(usable, log_ratio, torch.zeros_like(log_ratio)))
     scale = torch.where(usable, scale, torch.zeros_like(scale))
     loss = torch.maximum(-scale * policy_ratio, -scale * policy_ratio.clamp(1 - clip_low, 1 + clip_high))
@@ -83,7 +83,7 @@ def reinforce(log_prob: Tensor, weights: Tensor | None, advantages: Tensor) -> T
         advantages: (B, T).
 
     Returns:
-        (B, T), minimised. 0, without gradient, where pi_theta gives no probability: such a token's log-prob has none.
+        (B, T), minimised. 0, without gradient, where pi_theta(a_t) = 0, since that log-prob has no gradient.
         Where an input is NaN, so is the loss, and no gradient passes.
     """
     scale = advantages.detach() if weights is None else weights.detach() * advantages.detach()

@@ -1,7 +1,7 @@
-"""Metrics: one row each says what it is, which sums it needs and how it follows from them.
+"""Metrics: each row of the table says what the metric is, which sums it needs and how it is computed from them.
 
-Nothing is averaged that is not an average: a value is computed once, from sums over the whole batch. A metric over
-nothing is 0.
+A metric is computed once, from sums over the whole batch; finished metrics of micro-batches are never averaged. Over
+nothing, a metric is 0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Metric:
 
     @property
     def family(self) -> Family:
-        """What there is one value for: each member of the family of its sums."""
+        """The family of its sums: the metric has one value for each member."""
         families = {row.family for row in self.sums} - {Family.BATCH}
         return families.pop() if families else Family.BATCH if self.sums else Family.RUN
 
@@ -59,7 +59,7 @@ def finalize(sums: Sums) -> dict[str, float]:
 
 @lru_cache(maxsize=64)
 def _plan(layout: Layout) -> list[tuple[str, Callable[..., float], tuple[int, ...]]]:
-    """Of each metric its name, its formula, and where the entries that it needs stand."""
+    """For each metric its name, its formula, and the positions of the entries that it needs."""
     return [
         (row.at(label), row.formula, tuple(layout.place(part, label) for part in row.sums))
         for row in METRICS
@@ -101,7 +101,7 @@ def _mean_off_one(total: float, count: float) -> float:
 
 
 def _mean_k3(k3: float, tokens: float, finite: float) -> float:
-    """+inf if pi_train gives some token no probability: its k3 is infinite."""
+    """+inf if some token has probability 0 under pi_train, because its k3 is infinite."""
     return math.inf if finite < tokens else _mean(k3, tokens)
 
 
@@ -120,7 +120,7 @@ def _share_missing(part: float, whole: float) -> float:
 def _deviation(off_one: float, off_one_square: float, count: float) -> float:
     about_one = _mean(off_one_square, count)
     variance = about_one - _mean(off_one, count) ** 2
-    # What is left of the two moments by rounding is not a variance, and would depend on how the batch was cut.
+    # A difference this small is rounding error of the two moments. It would depend on how the batch was cut.
     return math.sqrt(variance) if variance > 1e-13 * about_one else 0.0
 
 
@@ -154,7 +154,7 @@ def _pearson(
         size_p, size_q = size_p + count * off_p * off_p, size_q + count * off_q * off_q
     # A variance far smaller than the moments that it is computed from is mostly rounding error, and would depend on how
     # the batch was cut into micro-batches.
-    # Below 1e-26 a frequent token it is what float64 rounds a probability of 1 by, about which its moments are taken.
+    # Frequent tokens have their moments about 1: below 1e-26 per token, a variance is float64's rounding of that 1.
     least = 1e-26 * frequent
     if var_p <= max(1e-7 * size_p, least) or var_q <= max(1e-7 * size_q, least):
         return 0.0

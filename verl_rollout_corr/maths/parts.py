@@ -1,7 +1,7 @@
 """Parts of a batch, and what each must know of the whole before it can be decided on.
 
-Most of a configuration looks at one row at a time. Criteria of the batch scope, `min_group_kept` and
-`normalize: batch` do not: `survey` goes through the parts for each of them, and keeps one value per token at most.
+Most settings look at one row at a time. Criteria of the batch scope, `min_group_kept` and `normalize: batch` look at
+the whole batch: `survey` goes through the parts for each of them, and keeps at most one value per token.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from verl_rollout_corr.maths.log_ratio import TokenLogProbs, token_log_probs
 from verl_rollout_corr.maths.weights import kept_total, weigh
 
 PART_TOKENS = 1 << 16
-"""About how many positions a part has on a CPU, so that what is computed of it stays in the cache. Elsewhere a batch is
-one part: a device wants few large operations.
+"""About how many positions a part has on a CPU, so that its intermediate tensors stay in the cache. On other devices
+the batch is one part, because they are faster with few large operations.
 """
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A part, read: `tokens` are masked to the valid rows, `invalid` (B,) are the others; the rest is (B, T)."""
+    """A part as `read` gives it. `tokens`: its log-probs, masked to the valid rows. `invalid` (B,): the other rows."""
 
     mask: Tensor
     tokens: TokenLogProbs
@@ -36,9 +36,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of a batch, as they came: (B, T), but `advantages` (B, T) or (B,), `group_ids` and `staleness` (B,).
+    """Some rows of a batch, as they were given.
 
-    `rows`: where they stand in the batch.
+    Tensors are (B, T), but `advantages` may be (B,), and `group_ids` and `staleness` are. `rows`: where they are in the
+    batch.
     """
 
     train: Tensor
@@ -50,7 +51,7 @@ class Part:
     rows: slice = field(default_factory=lambda: slice(None))
 
     def read(self) -> Rows:
-        """Widened and masked; an invalid log-prob takes its row out."""
+        """Its log-probs in float64, masked. A row with an invalid log-prob is left out whole."""
         mask = self.mask.bool()
         train, rollout = self.train.detach(), self.rollout.detach()
         invalid = invalid_tokens(train, rollout, mask).any(dim=1)
@@ -62,7 +63,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Whole:
-    """What the batch decides for its parts.
+    """What is decided for the whole batch and applied in each part.
 
     `leaves`: for each criterion of the batch scope, (B, T) bool of the batch. `groups_stay` (B,) bool: rows of groups
     with enough kept rows. `weight_mean`: what `normalize: batch` divides by. None where the configuration has no such
@@ -87,9 +88,9 @@ class Whole:
 
 
 def parts_of(batch: Batch) -> list[Part]:
-    """The batch in its order, some rows at a time and at least one part; views, so that nothing is copied."""
+    """Splits the batch, in its order, into parts of some rows each; at least one. They are views: nothing is copied."""
     rows, length = batch.mask.shape
-    step = max(PART_TOKENS // max(length, 1), 1) if batch.mask.device.type == "cpu" else max(rows, 1)
+    rows_per_part = max(PART_TOKENS // max(length, 1), 1) if batch.mask.device.type == "cpu" else max(rows, 1)
 
     def part(at: slice) -> Part:
         columns = (batch.train, batch.rollout, batch.mask, batch.advantages, batch.group_ids, batch.staleness)
@@ -97,11 +98,11 @@ def parts_of(batch: Batch) -> list[Part]:
         assert train is not None and rollout is not None and mask is not None
         return Part(train, rollout, mask, *others, rows=at)
 
-    return [part(slice(start, start + step)) for start in range(0, max(rows, 1), step)]
+    return [part(slice(start, start + rows_per_part)) for start in range(0, max(rows, 1), rows_per_part)]
 
 
 def survey(parts: Sequence[Part], config: RolloutCorrConfig) -> Whole:
-    """What the parts, together the batch in its order, must know of each other."""
+    """What each part must know of the others. Together and in their order, the parts are the batch."""
     whole = Whole({c: _leaves(parts, c) for c in config.reject if c.scope is Scope.BATCH})
     if config.min_group_kept is not None:
         kept_rows = torch.cat([_keep(part, part.read(), config, whole).any(dim=1) for part in parts])
@@ -111,7 +112,7 @@ def survey(parts: Sequence[Part], config: RolloutCorrConfig) -> Whole:
         found: list[tuple[Tensor, Tensor]] = []
         for part in parts:
             rows = part.read()
-            # A mean of 1 changes no weight but those above `upper`, of which there are none.
+            # A mean of 1 leaves the weights as they are: none is above `upper`.
             one = torch.ones((), dtype=torch.float64, device=part.mask.device)
             weights = weigh(config.weights, rows.tokens, rows.mask, mean=one)
             found.append(kept_total(weights, _keep(part, rows, config, whole)))

@@ -1,4 +1,4 @@
-"""Which rows each reason rejected a token of: what `keep` alone does not say."""
+"""The reasons for rejections: for each, the rows of which it rejected a token. `keep` alone does not say why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_rollout_corr.maths.inputs import invalid_tokens
 from verl_rollout_corr.maths.log_ratio import token_log_probs
 
 INVALID, GROUP = "invalid", "min_group_kept"
-"""The reasons beside the criteria: a log-prob that cannot be, and a group that kept too few rows."""
+"""The reasons besides the criteria: an impossible log-prob, and a group that kept too few rows."""
 
 
 def rejected_rows(
@@ -23,7 +23,7 @@ def rejected_rows(
     advantages: Tensor | None = None,
     staleness: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """For each reason (B,) bool: rows of which it rejected a token. Padded (B, T); `keep` is `correct`'s answer."""
+    """For each reason (B,) bool: the rows of which it rejected a token. Inputs are (B, T); `keep` is from `correct`."""
     mask = response_mask.bool()
     invalid = invalid_tokens(train_log_probs, rollout_log_probs, mask).any(dim=1)
     tokens = token_log_probs(train_log_probs, rollout_log_probs, mask & ~invalid[:, None])

@@ -1,7 +1,7 @@
 """Units: which tokens belong together, and how a per-token value becomes one value per unit.
 
-The only file that knows layout. Padded (B, T) is the layout of all maths; `to_padded` turns jagged tensors into it, and
-`Layout` answers in kind.
+The only file that knows about layouts. All maths works on padded (B, T) tensors; `to_padded` turns jagged tensors into
+them, and `Layout` turns results back into the layout of the input.
 Everything here has fixed shapes, so nothing synchronises with the host.
 """
 
@@ -19,7 +19,7 @@ from verl_rollout_corr.grammar import Agg, Scope
 class Units(Protocol):
     """The units of one scope in a padded batch: S slots in each row, of which some are units.
 
-    Values that are summed must be 0 outside the response. What `spread` gives there is meaningless.
+    Values that are summed must be 0 outside the response. What `spread` returns there is meaningless.
     """
 
     @property
@@ -41,7 +41,7 @@ class Units(Protocol):
         ...
 
     def spread(self, per_unit: Tensor) -> Tensor:
-        """(B, T): each token the value of its unit."""
+        """(B, T): gives each token the value of its unit."""
         ...
 
 
@@ -159,13 +159,13 @@ def aggregate(values: Tensor, units: Units, mask: Tensor, agg: Agg | None) -> Te
 
 @dataclass(frozen=True)
 class Layout:
-    """How the question was asked: padded, or jagged with these offsets and lengths."""
+    """The layout of the input: padded, or jagged with these offsets and lengths."""
 
     offsets: Tensor | None
     lengths: Tensor | None
 
     def answer(self, padded: Tensor) -> Tensor:
-        """A padded result in the layout of the question."""
+        """Turns a padded result into the layout of the input."""
         if self.offsets is None or self.lengths is None:
             return padded
         inside = torch.arange(padded.shape[1], device=padded.device) < self.lengths[:, None]

@@ -1,6 +1,6 @@
 """The per-token statistics of the mismatch: one function each, in the registry `STATISTICS`, read by `statistic`.
 
-Each maps `TokenLogProbs` to (B, T) float64; what it gives outside the response is never read.
+Each maps `TokenLogProbs` to (B, T) float64. Its values outside the response are never read.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def k1(tokens: TokenLogProbs) -> Tensor:
 
 
 def k2(tokens: TokenLogProbs) -> Tensor:
-    """l_t^2 / 2 (Schulman 2020). Biased for the KL; +inf where pi_train gives no probability."""
+    """l_t^2 / 2 (Schulman 2020). A biased estimate of the KL; +inf where pi_train(a_t) = 0."""
     return 0.5 * tokens.log_ratio.square()
 
 
 def k3(tokens: TokenLogProbs) -> Tensor:
     """r_t - 1 - l_t (Schulman 2020). Unbiased for KL(mu || pi_train) under mu; >= 0, and 0 only at r = 1.
 
-    Accurate to rounding for tiny l too. +inf where pi_train gives no probability.
+    Accurate to rounding for tiny l too. +inf where pi_train(a_t) = 0.
     """
     log_ratio = tokens.log_ratio
     plain = (tokens.growth - log_ratio.clamp(max=_LINEAR_CAP)).clamp(min=0.0)
@@ -57,8 +57,8 @@ def tv(tokens: TokenLogProbs) -> Tensor:
 def bkl(tokens: TokenLogProbs) -> Tensor:
     """max(KL(Bern(p) || Bern(q)), KL(Bern(q) || Bern(p))), p = pi_train(a_t), q = mu(a_t) (KPop); range [0, inf].
 
-    1 - p and 1 - q are floored at 2^-24: a log-prob of exactly 0.0 is what float32 makes of near certainty. +inf where
-    pi_train gives no probability. Log-probs a rounding above 0 count as certainty.
+    1 - p and 1 - q are at least 2^-24, because float32 rounds the log-prob of a nearly certain token to exactly 0.0.
+    +inf where p = 0. A log-prob slightly above 0 (a rounding error) counts as certainty.
     """
     p, q = tokens.train.clamp(max=0.0), tokens.rollout.clamp(max=0.0)
     return torch.maximum(_bernoulli_kl(p, q), _bernoulli_kl(q, p))
@@ -67,14 +67,14 @@ def bkl(tokens: TokenLogProbs) -> Tensor:
 def bkl_mu(tokens: TokenLogProbs) -> Tensor:
     """KL(Bern(q) || Bern(p)), p = pi_train(a_t), q = mu(a_t): Bin-KL of DPPO (arXiv 2602.04879), FlashREINFORCE.
 
-    At most the token's KL(mu || pi_train), by data processing. The same floor as bkl's, which can put it below 0 by
-    2^-24; +inf where pi_train gives no probability.
+    Its expectation is at most the full KL(mu || pi_train) (data processing inequality). 1 - p and 1 - q have the same
+    least value as for bkl, which can make the result negative, by at most 2^-24. +inf where p = 0.
     """
     return _bernoulli_kl(tokens.rollout.clamp(max=0.0), tokens.train.clamp(max=0.0))
 
 
 def _series(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    """x^2 (c_0 + c_1 x + ...): what the closed form loses to cancellation for small x."""
+    """x^2 (c_0 + c_1 x + ...), for small x, where the closed form loses its digits to cancellation."""
     value = x * coefficients[-1] + coefficients[-2]
     for coefficient in reversed(coefficients[:-2]):
         value = value * x + coefficient
@@ -82,7 +82,7 @@ def _series(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
 
 
 def _bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """The sum p log p/q + (1 - p) log (1-p)/(1-q) from logs, with 0 log 0 = 0 and both complements floored.
+    """The sum p log p/q + (1 - p) log (1-p)/(1-q) from logs, with 0 log 0 = 0 and both complements at least 2^-24.
 
     Summed as q phi(log p/q) + (1 - q) phi(log (1-p)/(1-q)) with phi(x) = x e^x - e^x + 1 >= 0: unlike the usual sum of
     two logs it does not cancel for p near q.
@@ -96,11 +96,11 @@ def _bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     near_ratio = log_ratio.clamp(max=1.0)
     moved = torch.where(far, q - p, -q * torch.expm1(near_ratio))
     taken = torch.where(far, p * log_ratio - p + q, _weighted_phi(q, near_ratio))
-    # Above the floor not_p - not_q is q - p, which `moved` has without cancelling.
+    # Where neither complement was raised to 2^-24, not_p - not_q is q - p, which `moved` has without cancellation.
     floored = (exact_not_p < not_p) | (exact_not_q < not_q)
     moved_complement = torch.where(floored, not_p - not_q, moved)
     left = _weighted_phi(not_q, torch.log1p((moved_complement / not_q).clamp(min=-1.0)))
-    # The two phi add p - q and not_p - not_q more than the two logs; without a floor these cancel.
+    # The terms with phi exceed those with logs by p - q and not_p - not_q, which cancel if no complement was raised.
     divergence = taken + left + torch.where(floored, moved_complement - moved, torch.zeros_like(moved))
     return torch.where((log_q == -torch.inf) & (log_p > -torch.inf), torch.full_like(divergence, torch.inf), divergence)
 
@@ -125,7 +125,7 @@ STATISTICS: dict[Stat, Statistic] = {
 
 
 def statistic(stat: Stat, tokens: TokenLogProbs) -> Tensor:
-    """(B, T) of these tokens, computed when it is first asked for: criteria and sums share it."""
+    """(B, T): the statistic of each token, computed when it is first asked for, since criteria and sums share it."""
     found = tokens.statistics.get(stat)
     if found is None:
         found = tokens.statistics[stat] = STATISTICS[stat](tokens)

@@ -1,6 +1,6 @@
-"""Which sums a corrected batch leaves behind: one row each, and their order for a configuration.
+"""The sums that are kept of a corrected batch: one row each, and their order for a configuration.
 
-Names only, nothing is computed here. `collection.py` fills the rows from a batch, `metrics.py` reads them.
+There are only names here. `collection.py` computes the sums of a batch, and `metrics.py` reads them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from verl_rollout_corr.maths.bins import BIN_NAMES
 
 
 class Kind(Enum):
-    """How the entries of two batches become that of the joined one."""
+    """How the entry of a joined batch follows from the entries of its two parts."""
 
     TOTAL = "total"
     """They add. The neutral element is 0."""
@@ -38,7 +38,7 @@ class Family(Enum):
     BIN = "bin"
     """Each bin, with `metrics: all`."""
     RUN = "run"
-    """A run of verl: what its hook adds, which is not a function of the sums of a batch."""
+    """A run of verl: values that the hook adds, since they do not follow from the sums of a batch."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ ZERO_TRAIN = _batch("token/zero_train", "1 over tokens with log pi_train = 0.0 a
 LOG_RATIOS = _batch("token/log_ratios", "tokens by l, in the bins of histogram.py", Kind.COUNTS)
 
 # Moments of the probabilities p = pi_train and q = mu, about 0 for tokens with q < 0.5 and about 1 for the others.
-# About one centre for all, a batch of rare tokens would lose its variance (1e-8, say) beside the centre's square.
+# With one centre for all, the variance of a batch of rare tokens (1e-8, say) would be lost beside the centre's square.
 FREQUENT = _batch("moment/frequent", "1 over tokens with q >= 0.5")
 RARE_P = _batch("moment/rare_p", "p over tokens with q < 0.5")
 RARE_Q = _batch("moment/rare_q", "q over tokens with q < 0.5")
@@ -196,7 +196,7 @@ class Layout:
         return self._names(Kind.MAXIMUM)
 
     def place(self, row: Sum, label: str = "") -> int:
-        """Where the entry of a row stands among totals, maxima and the histogram, for one member of its family."""
+        """The position of a row's entry among totals, maxima or the histogram, for one member of its family."""
         return _places(self)[row.at(label)]
 
     def _names(self, kind: Kind) -> tuple[str, ...]:

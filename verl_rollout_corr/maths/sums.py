@@ -1,8 +1,8 @@
-"""Additive statistics: what a batch leaves behind, so that metrics do not depend on how it was cut.
+"""Additive statistics of a batch, from which metrics are computed, so that they do not depend on how it was cut.
 
 Law: with `+`, `Sums` of one layout are a commutative monoid with `Sums.zero(config)` as neutral element, and the sums
 of a batch are the sum of the sums of its parts. `sum_table.py` says what each entry is. Second moments are taken about
-fixed constants: about the batch's own mean they would not add.
+fixed constants, because moments about each batch's own mean do not add.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class HostSums:
 
 @dataclass(frozen=True)
 class Sums:
-    """What a batch leaves behind, on its device, in the order that `layout` gives.
+    """The additive statistics of a batch, on its device, in the order that `layout` gives.
 
     `totals` and `maxima`: float64, one entry for each name of `layout.totals` and `layout.maxima`. `counts`: int64,
     tokens by l in the bins of histogram.py. Two `Sums` add if they come from configurations with the same statistics.
@@ -74,7 +74,7 @@ class Sums:
         )
 
     def __repr__(self) -> str:
-        # Values would wait for the device.
+        # Printing the values would wait for the device.
         return f"Sums({len(self.layout.totals)} totals, {len(self.layout.maxima)} maxima; finalize gives the metrics)"
 
     def __add__(self, other: object) -> Sums:
@@ -103,7 +103,8 @@ class Sums:
         return Sums(self.layout, self.totals.to(device), self.maxima.to(device), self.counts.to(device))
 
     def __reduce__(self) -> tuple[Callable[[Layout, Tensor], Sums], tuple[Layout, Tensor]]:
-        # Other processes need no device. One copy to the host: the bits of each float64 travel as an int64.
+        # Pickled sums live on the CPU: the receiving process may have no such device. There is one copy to the host:
+        # the bits of each float64 travel as an int64, in the same tensor as the counts.
         parts = [self.totals.view(torch.int64), self.maxima.view(torch.int64), self.counts]
         return _from_bits, (self.layout, torch.cat(parts).cpu())
 

@@ -31,7 +31,7 @@ class AppliedWeights:
     low: Tensor
 
     def per_token(self, mask: Tensor) -> Tensor:
-        """(B, T) float32: each response token the weight of its unit, 0 elsewhere."""
+        """(B, T) float32: gives each response token the weight of its unit, and 0 to other positions."""
         return torch.where(mask, self.units.spread(self.applied).float(), 0.0)
 
 
@@ -44,7 +44,7 @@ _AGGS: dict[Level, Agg] = {
 
 
 def raw_weights(level: Level, tokens: TokenLogProbs) -> tuple[Units, Tensor]:
-    """The units of a level and their raw weights, (B, S); what stands in other slots is meaningless."""
+    """The units of a level and their raw weights, (B, S). Values in slots that are not units are meaningless."""
     units = units_of(LEVELS[level].unit, tokens.mask)
     if level is Level.TOKEN:
         return units, tokens.ratio
@@ -71,8 +71,8 @@ def truncated(weights: Tensor, bounds: Bounds) -> Tensor:
 def weigh(config: Weights, tokens: TokenLogProbs, keep: Tensor, *, mean: Tensor | None = None) -> AppliedWeights:
     """The weights of a padded batch: truncated at the bounds, or masked to 0 outside them (IcePop, MIS).
 
-    `keep` (B, T) bool is what rejection left: only `normalize: batch` looks at it. `mean`: a scalar, what it divides
-    by in the batch of which this is a part; None: this is all of it.
+    `keep` (B, T) bool is what rejection left; only `normalize: batch` uses it. `mean`: a scalar, the mean weight of the
+    whole batch, if the tensors are only a part of it; None if they are the whole batch.
     """
     units, raw = raw_weights(config.level, tokens)
     raw = torch.where(units.exists, raw, 0.0)
