@@ -1,1 +1,1 @@
-"""The command `verl-rollout-corr`: one file per verb. All but `check` and `train` need no verl, vLLM or Ray."""
+"""The command `verl-rollout-corr`: one file per verb. Only `check` and `train` need verl, vLLM and Ray."""

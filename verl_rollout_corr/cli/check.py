@@ -74,7 +74,7 @@ def train(
 
 
 def checked(program: str, arguments: list[str]) -> Checked:
-    """Everything that can be known of a run before it starts. Raises ConfigError for what cannot be composed."""
+    """Everything that can be known about a run before it starts. Raises ConfigError if it cannot be composed."""
     from verl_rollout_corr.cli.compose import composed, program_of
 
     chosen = program_of(program)

@@ -67,7 +67,7 @@ def verl_folder() -> Path:
 
 @contextmanager
 def composed(program: Program, arguments: Sequence[str]) -> Iterator[DictConfig]:
-    """The configuration of a run, with Hydra's own node, as long as the context lasts.
+    """The configuration of a run, with Hydra's own node. It is valid within the context.
 
     `arguments` are those of the program's command line: overrides, and Hydra's options. Raises ConfigError for what
     Hydra itself refuses.

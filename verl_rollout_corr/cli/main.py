@@ -41,6 +41,6 @@ def main() -> None:
         sys.stderr.write(f"verl-rollout-corr: {plain(str(error))}\n")
         sys.exit(2)
     except BrokenPipeError:
-        # `| head` has read enough. Python would complain once more when it flushes.
+        # The reader (`| head`) has closed the pipe. Python would report that once more when it flushes.
         sys.stderr.close()
         sys.exit(0)

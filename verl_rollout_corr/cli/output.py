@@ -1,4 +1,4 @@
-"""What every verb prints with: one record, as text for a person or as JSON for a program."""
+"""The output of every verb: one record, as text for a person or as JSON for a program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _CONTROL, _CONTROL_OR_BREAK = re.compile(f"[{_STEERING}]"), re.compile(f"[{_STEE
 
 
 def plain(text: str) -> str:
-    """Text from a file of someone else's, which must not steer the terminal: control characters are shown as such."""
+    """Text from a file that may come from a stranger. Control characters are made visible, so as not to act on the
+    terminal.
+    """
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
@@ -26,7 +28,7 @@ def one_line(text: str) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Dataclasses, enums and tuples as what JSON knows; a number that JSON has no word for as text."""
+    """Turns dataclasses, enums and tuples into what JSON has; numbers that JSON lacks (NaN, infinity) become text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -48,7 +50,7 @@ def print_json(value: Any) -> None:
 
 
 def percent(share: float) -> str:
-    """A share for a table: 3 % is `3%`, and what is not quite all or nothing says so."""
+    """A share for a table: 0.03 is `3%`. A share that would only round to 0 or 100 % is `<1%` or `>99%`."""
     if 0 < share < 0.005:
         return "<1%"
     if 0.995 <= share < 1:

@@ -1,4 +1,4 @@
-"""A bar on standard error while something long is read; nothing where nobody looks."""
+"""A progress bar on standard error while something long is read; none if that is not a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that is told how many rows were read, and how many there are."""
+    """A function to call with how many rows were read, and how many there are."""
     if not sys.stderr.isatty():
         yield lambda read, rows: None
         return

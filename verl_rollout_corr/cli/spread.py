@@ -1,4 +1,4 @@
-"""Who reads the files of a dump: processes of this machine, or a Ray cluster."""
+"""Which processes read the files of a dump: those of this machine, or a Ray cluster's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def spread_of(workers: int, ray: str | None) -> Spread | None:
 
 
 def by_ray(address: str) -> Spread:
-    """Ray's workers, which have to see the files under the same names. `address`: as `ray.init` takes it (`auto`,
+    """Ray's workers, which must find the files under the same names. `address`: as `ray.init` takes it (`auto`,
     `local`, host:port). Raises InputError where Ray is not installed.
     """
     try:

@@ -1,4 +1,4 @@
-"""The table of causes: what each is called, and what to change. Detectors and docs/diagnosis.md speak its keys."""
+"""The table of causes: what each is called, and what to change. Detectors and docs/diagnosis.md use its keys."""
 
 from __future__ import annotations
 
@@ -145,4 +145,4 @@ CAUSES: dict[str, Cause] = {
 """Every cause."""
 
 ALARMS = frozenset(CAUSES) - {"low_precision", "length"}
-"""Causes that say that something is wrong; the others are what to expect, or a warning about a choice."""
+"""Causes that mean that something is wrong. The others are normal, or warn about a choice."""

@@ -28,7 +28,7 @@ def diagnose(
 ) -> Diagnosis:
     """Reads a dump once, as a stream, and explains it.
 
-    spread: who reads the files, as in `gathered`. capacity: tokens that detectors look at, at most. Raises
+    spread: which processes read the files, as in `gathered`. capacity: the most tokens that detectors look at. Raises
     DumpError for what is not a dump.
     """
     dump = open_dump(path)
@@ -37,7 +37,7 @@ def diagnose(
 
 
 def explained(source: str, dump: Dump, whole: Gathered) -> Diagnosis:
-    """The diagnosis of what was gathered, by one process or by several whose parts were added."""
+    """The diagnosis of what one process gathered, or several whose parts were added."""
     measured, reservoir = whole.measured, whole.reservoir
     size, notes = measured.size(), _notes(dump, measured)
     if not reservoir.parts:
@@ -71,7 +71,7 @@ def causes_of(
             against.extend(part.checked)
         return view.where(left)
 
-    # Misplaced rows first: a certain token's 0.0 beside another row's token looks like a log-prob that is missing.
+    # Misplaced rows come first: beside another row's token, the 0.0 of a certain token looks like a missing log-prob.
     usable = np.flatnonzero(everything.usable)
     moved = gross.misplaced(everything.where(everything.usable))
     left = np.ones(len(everything), bool)
@@ -82,7 +82,7 @@ def causes_of(
     view = take([*gross.missing(view), gross.padding_in_mask(view)], view)
     view = view.where(view.usable)
     view = take([gross.unrelated(view, len(everything))], view)
-    # A row that is much like the one whose log-probs it has keeps a few tokens that are far off.
+    # A row with the log-probs of a very similar row differs from it in a few tokens only.
     mixed = any(one.finding for one in moved)
     fine, excluded = _fine(view, few=not mixed) if len(view) >= 200 else ([], [])
     found.extend(fine)
@@ -91,7 +91,7 @@ def causes_of(
         drift = places.by_step(*steps)
         _sort([drift], found, against)
         if isinstance(drift, Finding):
-            # Rows of later steps stand apart from those of earlier ones: that is the drift again.
+            # Under a drift, rows of later steps differ from those of earlier ones. That is not a second cause.
             found = [one for one in found if one.cause != "stale" or "apart" not in one.values]
     _sort([by_format(everything)], found, against)
     if len(view) >= 50:
@@ -106,18 +106,18 @@ def causes_of(
 
 
 def _fine(view: View, *, few: bool) -> tuple[list[Finding], list[Checked]]:
-    """Causes that show in many tokens: each is looked for in what the larger ones leave. `few`: whether a few tokens
-    that are far off are a cause of their own.
+    """Causes that show in many tokens. Each is looked for in what the larger ones leave unexplained. `few`: whether a
+    few tokens that are far off are a cause of their own.
     """
     found, against = sampler.detect(view)
     noise = places.Noise(view)
     named = {one.cause for one in found}
-    # A sampler that changes the distribution makes rows of flat contexts stand apart: then only known lags tell.
+    # If a sampler changes the distribution, rows with flat contexts differ from others: then only known lags count.
     verdicts: list[Finding | Checked] = [
         places.by_lag(view, noise, only_known=bool(named)),
         places.by_token(view, noise),
     ]
-    # A penalty grows with what came before, and truncation, temperature and masks have large ratios of their own.
+    # A penalty grows with the number of earlier tokens, and truncation, temperature and masks make large ratios too.
     if not named & {"penalty"}:
         verdicts.append(places.by_position(view, noise))
     if (

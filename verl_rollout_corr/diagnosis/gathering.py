@@ -1,4 +1,4 @@
-"""Reads the files of a dump once, in this process or in others. What each gathers adds."""
+"""Reads the files of a dump once, in this process or in others. What the processes gather can be added up."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from verl_rollout_corr.diagnosis.size import Measured
 from verl_rollout_corr.dumps.reader import Dump, DumpBatch
 
 Progress = Callable[[int, int], None]
-"""Called with rows read and rows in all."""
+"""Called with the number of rows read so far and of all rows."""
 
 UNREAD = ("advantages", "weights", "keep", "rejected_by")
-"""Columns that a diagnosis does not look at."""
+"""Columns that a diagnosis does not read."""
 
 
 @dataclass
@@ -37,15 +37,15 @@ class Gathered:
 
 
 Task = Callable[[Dump, int], Gathered]
-"""(a dump of one file, capacity of the sample) -> what it holds. It can be pickled."""
+"""(a dump of one file, capacity of the sample) -> what was gathered of it, which can be pickled."""
 Spread = Callable[[Task, Sequence[Dump], int], Iterator[Gathered]]
-"""Runs a task on each file, somewhere, and yields what it gives, in any order: `by_processes`, `cli.spread.by_ray`."""
+"""Runs a task on each file, in some process; yields the results in any order: `by_processes`, `cli.spread.by_ray`."""
 
 
 def gathered(
     dump: Dump, *, spread: Spread | None = None, progress: Progress | None = None, capacity: int = CAPACITY
 ) -> Gathered:
-    """What a diagnosis needs of a dump. `spread`: who reads its files; None: this process, one after another.
+    """What a diagnosis needs of a dump. `spread`: which processes read its files; None: this one, one after another.
 
     Raises DumpError for what is not a dump.
     """
@@ -60,7 +60,7 @@ def gathered(
 
 
 def by_processes(workers: int) -> Spread | None:
-    """Processes of this machine that read files side by side; None for one."""
+    """Lets so many processes of this machine read files at the same time; None for one."""
 
     def spread(task: Task, files: Sequence[Dump], capacity: int) -> Iterator[Gathered]:
         # A fork of a process that has threads (Arrow's) may hang.

@@ -1,6 +1,6 @@
 """Detectors of what is broken outright: log-probs that are missing, misplaced or of another model.
 
-Each gives a finding and the tokens it explains, which later detectors do not see.
+Each returns a finding and the tokens that it explains, which are kept from later detectors.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from verl_rollout_corr.diagnosis.records import Checked, Finding
 from verl_rollout_corr.diagnosis.view import MISSING, View
 
 FAR = 0.5
-"""A log-ratio beyond this is not rounding."""
+"""A log-ratio larger than this is not rounding."""
 LEAST = 5
-"""So many tokens at least make a pattern."""
+"""The least number of tokens that counts as a pattern."""
 SHIFTS = (-2, -1, 1, 2)
-"""By how many tokens one side may be moved."""
+"""The largest shift between the two sides that is looked for, in tokens."""
 _UNLIKE, _ALIKE, _LIKE = 0.5, 0.75, 0.95  # rank correlations of a row: with another's, with its own, and for certain
-_BETTER = 0.1  # what is another's fits so much better
+_BETTER = 0.1  # log-probs of another row correlate by so much more with that row than with their own
 _MOST_ROWS, _MOST_WIDTH = 400, 256  # rows that are compared with others, and how many tokens of each
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A finding and the tokens (N,) bool that it explains; or what speaks against the cause."""
+    """A finding and the tokens (N,) bool that it explains; or the evidence against the cause."""
 
     finding: Finding | None
     tokens: np.ndarray
@@ -43,7 +43,7 @@ def finding(
 
 
 def not_found(cause: str, evidence: str) -> Checked:
-    """What speaks against a cause."""
+    """The evidence against a cause."""
     return Checked(cause, CAUSES[cause].title, evidence)
 
 
@@ -52,7 +52,7 @@ def _share(view: View, tokens: np.ndarray) -> float:
 
 
 def missing(view: View) -> list[Explained]:
-    """Stand-ins, zeros and constants in place of log-probs, by where they stand: tails, blocks, rows, one id."""
+    """Placeholders, zeros and constants instead of log-probs, told apart by place: tails, blocks, rows, one id."""
     found: list[Explained] = []
     left = np.ones(len(view), bool)
     for side, values, other in (("engine", view.rollout, view.train), ("trainer", view.train, view.rollout)):
@@ -86,12 +86,12 @@ def _stand_ins(view: View, bad: np.ndarray, values: np.ndarray, side: str) -> Ex
 
 
 def _repeated(values: np.ndarray, other: np.ndarray, left: np.ndarray) -> float | None:
-    """The value that stands for log-probs: most of what is far from the other side is exactly it."""
+    """The placeholder value: most log-probs that are far from the other side's are exactly equal to it."""
     with np.errstate(invalid="ignore"):
         far = left & ~(np.abs(values - other) <= FAR)
     if far.sum() < LEAST:
         return None
-    # Rows that share a context have equal log-probs for its tokens, on both sides: one observation.
+    # Rows that share a context have equal log-probs for its tokens, on both sides, which count as one observation.
     once = np.unique(np.stack([values[far], other[far]]), axis=1)[0]
     kinds, counts = np.unique(once, return_counts=True)
     most = int(np.argmax(counts))
@@ -136,7 +136,7 @@ def _constant(view: View, tokens: np.ndarray, left: np.ndarray, value: float, si
 
 
 def _tail_start(view: View, tokens: np.ndarray) -> int | None:
-    """The position from which on every token of every longer row is one of `tokens`, and none before it."""
+    """The position from which on every token of every longer row is in `tokens`; no earlier token is."""
     # Only tokens that are not certain can tell whether their log-prob is missing.
     clear = tokens | (np.minimum(view.train, view.rollout) < -0.05)
     counts = np.bincount(view.position[clear])
@@ -166,7 +166,7 @@ def _run_length(view: View, tokens: np.ndarray) -> float:
 
 
 def padding_in_mask(view: View) -> Explained:
-    """Masked-in positions of which both sides say exactly 0.0, to the end of rows: padding."""
+    """Response positions at the end of rows where both sides are exactly 0.0: padding under the mask."""
     nothing = Explained(None, np.zeros(len(view), bool))
     if view.ids is None or not len(view):
         return nothing
@@ -196,7 +196,7 @@ def padding_in_mask(view: View) -> Explained:
 
 
 def _grid(view: View, values: np.ndarray) -> np.ndarray:
-    """(rows, longest) of the response tokens, closed up; NaN behind each row."""
+    """(rows, longest): the values of each row's response tokens without gaps, then NaN."""
     counts = np.bincount(view.row, minlength=len(view.sample.batch))
     inside = np.arange(counts.max())[None, :] < counts[:, None]
     grid = np.full(inside.shape, np.nan)
@@ -207,8 +207,8 @@ def _grid(view: View, values: np.ndarray) -> np.ndarray:
 def misplaced(view: View) -> list[Explained]:
     """Rows whose log-probs belong to the neighbouring token, or to another row.
 
-    Judged by rank correlation along a row: a sampler or a temperature on one side leaves the order of log-probs as it
-    is, and would hide in distances what is moved.
+    The measure is the rank correlation along a row, because a sampler or a temperature on one side keeps the order of
+    log-probs, but changes distances so much that a shift would not show in them.
     """
     if not len(view):
         return []
@@ -224,7 +224,7 @@ def misplaced(view: View) -> list[Explained]:
     # Of unrelated rows some resemble another by chance.
     is_shifted = shifted.sum() >= least
     is_swapped = swapped.sum() >= max(least, 0.5 * (off & ~shifted).sum())
-    # With one of the two, what fits nowhere, or is too short to tell, is not evidence of anything else.
+    # If one of the two is found, rows that fit neither, or are too short to tell, are not evidence of another cause.
     unclear = (off | ~np.isfinite(own)) & ~shifted & ~swapped
     if shifted.sum() > 0.8 * rows:
         unclear, is_swapped = ~shifted, False
@@ -259,7 +259,7 @@ def _permutation(view: View, swapped: np.ndarray, unclear: np.ndarray) -> Explai
 
 
 def _ranks(grid: np.ndarray) -> np.ndarray:
-    """The rank of each value within its row, equal values sharing theirs; NaN stays."""
+    """The rank of each value within its row. Equal values get the same rank; NaN stays NaN."""
     result = np.full(grid.shape, np.nan)
     for row, values in enumerate(grid):
         inside = ~np.isnan(values)
@@ -304,8 +304,8 @@ def _moved(values: np.ndarray, shift: int) -> np.ndarray:
 
 
 def _swapped(view: View, train: np.ndarray, rollout: np.ndarray, own: np.ndarray, off: np.ndarray) -> np.ndarray:
-    """(rows,) bool: those of `off` whose engine's log-probs are more in the order of another row of the step than in
-    that of their own tokens. A row that starts as its neighbour does is partly like its own.
+    """(rows,) bool: rows of `off` whose engine log-probs correlate more with another row of the step than with their
+    own tokens. A row that begins like its neighbour also correlates with its own tokens, in part.
     """
     result = np.zeros(len(off), bool)
     steps = view.sample.batch.step
@@ -319,7 +319,7 @@ def _swapped(view: View, train: np.ndarray, rollout: np.ndarray, own: np.ndarray
 
 
 def unrelated(view: View, total: int) -> Explained:
-    """Whether the two sides are hardly correlated: other weights. `total`: tokens before anything was explained."""
+    """Whether the two sides are hardly correlated, as with other weights. `total`: tokens before any explanation."""
     nothing = np.zeros(len(view), bool)
     if len(view) < max(50, 0.3 * total):
         return Explained(None, nothing)

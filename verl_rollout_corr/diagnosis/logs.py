@@ -1,7 +1,7 @@
 """The diagnosis of a log: what the metrics of a run say, which is less than a dump can.
 
-Read are JSON lines ({"step": 3, "data": {...}} as verl's file logger writes, or flat), and verl's console
-(`step:3 - actor/kl:0.1 - ...`). Names are ours (`rollout_corr/*`), and those of verl and others for the same quantity.
+It reads JSON lines ({"step": 3, "data": {...}} as verl's file logger writes them, or flat) and verl's console output
+(`step:3 - actor/kl:0.1 - ...`). It knows our names (`rollout_corr/*`) and those of verl and others for the same thing.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from verl_rollout_corr.diagnosis.records import Checked, Diagnosis, Finding
 from verl_rollout_corr.errors import RolloutCorrError
 
 MAX_LINE = 1 << 20
-"""Characters of a line that are read."""
+"""The most characters that are read of a line."""
 MAX_LINES = 1 << 20
-"""Lines with metrics that are read."""
+"""The most lines with metrics that are read."""
 MAX_STEP = 10**15
 """Steps are below this."""
 
@@ -53,7 +53,7 @@ ALIKE: dict[str, tuple[str, ...]] = {
     "likely": ("rollout_corr/by_prob/0.5_0.9/kl",),
     "early": ("rollout_corr/by_position/0_15/abs_log_ratio",),
 }
-"""Names under which a log has a quantity, best first."""
+"""For each quantity the names that it may have in a log, best first."""
 
 # A name starts behind a space, and a number has one way to be read: no line takes more than linear time.
 _PAIR = re.compile(r"(?<!\S)([^\s:]+):(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?=\s|$)", re.IGNORECASE)
@@ -66,7 +66,7 @@ class LogError(RolloutCorrError, ValueError):
 
 
 def read_log(path: str | Path) -> dict[str, dict[int, float]]:
-    """Metric -> step -> value. Of a step that comes twice the last counts. Raises LogError if there is none."""
+    """Metric -> step -> value. If a step comes twice, the last one counts. Raises LogError if there are no metrics."""
     series: dict[str, dict[int, float]] = {}
     path = Path(path)
     try:
@@ -217,7 +217,7 @@ class _Log:
         return finding("stale", share, 0.9, (said,), {"share": share}) if share > 0.3 else not_found("stale", said)
 
     def drift(self) -> Finding | Checked:
-        """Growth at equal weights: of the floor where the log has it, else of all."""
+        """Growth at equal weights: of the noise floor if the log has it, else of the whole mismatch."""
         for key, power in (("floor", 0.5), ("abs", 1.0), ("k3_kl", 0.5)):
             name, values = self._series[key]
             if len(values) >= 4:
@@ -272,7 +272,7 @@ class _Log:
 
 
 def _joined(steps: np.ndarray, sizes: np.ndarray, most: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    """Medians over stretches of steps: a trend of a long run does not need each."""
+    """Medians over stretches of steps, since the trend of a long run does not need each step."""
     if len(steps) <= most:
         return steps, sizes
     parts = np.array_split(np.arange(len(steps)), most)

@@ -1,4 +1,4 @@
-"""Detectors of where a mismatch gathers: a part of the rows, steps, positions, one token id, a few tokens."""
+"""Detectors of places where a mismatch is concentrated: some rows, steps, positions, one token id, or a few tokens."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from verl_rollout_corr.diagnosis.view import View
 _FEW, _BEHIND, _FALL = 5, 6, 4.0  # n >= 5 outliers, and how much smaller the |l| at 6n is
 
 Verdict = Finding | Checked
-"""A cause that was found, or what speaks against it."""
+"""A cause that was found, or the evidence against it."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What is left of l after a curve over the log-prob, and its square relative to tokens as likely: a mean of 1."""
+    """The residual of l after fitting a curve over the log-prob, and its square relative to equally likely tokens."""
 
     view: View
 
     @cached_property
     def rest(self) -> np.ndarray:
-        """(N,) l less the curve."""
+        """(N,) the residual: l minus the curve."""
         return residuals(hinges(self.view.middle), self.view.log_ratio)
 
     @cached_property
     def relative(self) -> np.ndarray:
-        """(N,) the square of the rest, cut at its quantile .99, over its mean among tokens as likely."""
+        """(N,) the square of the residual, cut at its quantile .99, over its mean among equally likely tokens."""
         square = winsorised(self.rest) ** 2
         edges = np.unique(np.quantile(self.view.middle, np.linspace(0, 1, 11)[1:-1]))
         bins = np.searchsorted(edges, self.view.middle)
@@ -41,7 +41,7 @@ class Noise:
 
     @cached_property
     def size(self) -> np.ndarray:
-        """(N,) |rest| over its median among tokens as likely, cut at 3: a few tokens do not make a row."""
+        """(N,) |residual| over its median among equally likely tokens. Cut at 3, so that a few do not decide a row."""
         edges = np.unique(np.quantile(self.view.middle, np.linspace(0, 1, 21)[1:-1]))
         bins = np.searchsorted(edges, self.view.middle)
         size = np.abs(self.rest)
@@ -52,7 +52,7 @@ class Noise:
 
 
 def by_token(view: View, noise: Noise) -> Verdict:
-    """One id with an offset of its own, or last tokens with one."""
+    """One token id with an offset of its own, or the last tokens of responses with one."""
     if view.ids is None:
         return not_found("token", "the dump has no token ids")
     kinds, inverse, counts = np.unique(view.ids, return_inverse=True, return_counts=True)
@@ -87,7 +87,7 @@ def _place_of(view: View, token: int) -> str:
 
 
 def _by_spread(view: View, noise: Noise, inverse: np.ndarray, kinds: np.ndarray, counts: np.ndarray) -> Finding | None:
-    """An id whose l is large, of either sign: a head or an embedding of its own."""
+    """A token id whose l is large, of either sign: its row of the head or of the embedding differs."""
     square = np.bincount(inverse, noise.relative)
     often = counts / counts.sum()
     share = square / max(float(square.sum()), 1e-300)
@@ -134,7 +134,7 @@ def _quarters(values: np.ndarray) -> np.ndarray | None:
 
 
 def by_lag(view: View, noise: Noise, *, only_known: bool = False) -> Verdict:
-    """Rows of older weights, by their lag where it is known, else (unless `only_known`) by rows that stand apart."""
+    """Rows of older weights: by their lag if it is known, else (unless `only_known`) by rows that clearly differ."""
     lag = view.sample.batch.lag[view.row]
     fresh, old = lag == 0, lag > 0
     if fresh.sum() >= 100 and old.sum() >= 100:
@@ -197,7 +197,7 @@ def _split(values: np.ndarray, row: np.ndarray, rows: np.ndarray) -> list[np.nda
 
 
 def _cut(ordered: np.ndarray) -> tuple[int, float]:
-    """Where sorted values part best in two (least squares), and how far the means of the two are apart."""
+    """The best split of sorted values into two groups (least squares), and how far apart the means of the two are."""
     total, count = np.cumsum(ordered), np.arange(1, len(ordered) + 1)
     left = total[:-1] / count[:-1]
     right = (total[-1] - total[:-1]) / (len(ordered) - count[:-1])
@@ -223,10 +223,10 @@ def by_step(steps: np.ndarray, sizes: np.ndarray) -> Verdict:
 
 
 def by_size(view: View, noise: Noise) -> Verdict:
-    """A few tokens far from all others: at least `_FEW`, which hold much of the mean square and stand out of it.
+    """A few tokens far from all others: at least `_FEW`, which make up much of the mean square.
 
-    Noise falls off steadily, however heavy its tails: behind the n largest, what is at 6n is not that much smaller. The
-    factor is above that of all of 160 clean dumps of the test bed.
+    The n largest |l| are compared with the one at rank 6n. In noise, however heavy its tails, |l| falls off steadily
+    with the rank. The factor that counts as a jump is above that of each of 160 clean dumps of the test bed.
     """
     if len(view) < 200:
         return not_found("outliers", "too few tokens to tell")

@@ -11,7 +11,7 @@ from verl_rollout_corr.diagnosis.records import Checked, Finding
 from verl_rollout_corr.diagnosis.view import View
 
 SIZES: tuple[tuple[str, float], ...] = (("FP32", 2e-4), ("FP16", 8e-3), ("BF16", 8e-2))
-"""Typical |l| (the root mean square without the largest percent) that a format makes at most.
+"""The largest typical |l| (root mean square without the largest percent) that a format causes.
 
 BF16: vLLM against an FP32 trainer is .01 to .05 per token in public measurements (TRL issue 6789: .042 to .055). FP16
 has steps eight times finer.
@@ -19,7 +19,7 @@ has steps eight times finer.
 
 
 BF16 = SIZES[-1][1]
-"""What BF16 makes at most."""
+"""The largest typical |l| that BF16 causes."""
 
 
 def typical(values: np.ndarray) -> float:
@@ -29,7 +29,7 @@ def typical(values: np.ndarray) -> float:
 
 
 def by_precision(view: View, alarms: Sequence[Finding]) -> Finding | Checked:
-    """What the rest is: precision, if it is no larger than a format makes it; unknown if nothing else explains it."""
+    """Names what is left: precision, if it is at most what a format causes; unknown, if nothing else explains it."""
     explained = min(sum(one.share for one in alarms), 1.0)
     size = typical(view.log_ratio) * (1 - explained) ** 0.5
     said = f"the typical |l| is {typical(view.log_ratio):.2g}" + (
@@ -56,7 +56,7 @@ def by_precision(view: View, alarms: Sequence[Finding]) -> Finding | Checked:
 
 
 def by_format(view: View) -> Finding | Checked:
-    """Whether one side's log-probs have the sixteen bits of BF16."""
+    """Whether one side's log-probs have no more than the sixteen bits of BF16."""
     if len(view) < 20:
         return not_found("stored_precision", "too few tokens to tell")
     for side, values in (("engine", view.rollout), ("trainer", view.train)):

@@ -1,4 +1,4 @@
-"""What a diagnosis says: plain records, from which a terminal, JSON and a page are written."""
+"""The result of a diagnosis: plain records, from which the terminal's text, JSON and the page are written."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checked:
-    """A cause that was looked for and not found: the number that speaks against it."""
+    """A cause that was looked for and not found, with the number that is evidence against it."""
 
     cause: str
     title: str
@@ -74,9 +74,9 @@ class Checked:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """How large, where and why. `verdict`: one sentence. `findings`: most important first; empty where what is left is
-    no more than `expected`. `ruled_out`: what it is not. `where`: tables of bins by name. `notes`: what the reader must
-    know to trust it.
+    """How large, where and why. `verdict`: one sentence. `findings`: most important first; empty if what is left is not
+    larger than `expected`. `ruled_out`: causes that were not found. `where`: tables of bins by name. `notes`: what the
+    reader must know before trusting it.
     """
 
     source: str
@@ -88,5 +88,5 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values, as JSON takes them."""
+        """The record as plain values for JSON."""
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Rows and tokens of a batch of a dump, as numpy has them: which are usable, and in which parts they are padded."""
+"""Rows and tokens of a batch of a dump, in NumPy: which are usable, and how rows are grouped for padding."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SENTINEL = -100.0
 """A number of the engine below this is not a log-prob: no sampled token has probability 4e-44."""
 
 SLACK = 1e-3
-"""A log-prob up to this is rounding of log 1."""
+"""A log-prob above 0 and up to this is log 1 with a rounding error."""
 
 
 def usable(batch: DumpBatch) -> np.ndarray:
-    """(N,) bool: response tokens of normal rows whose two log-probs are numbers that can be log-probs."""
+    """(N,) bool: response tokens of normal rows whose two log-probs are both possible."""
     rows = np.repeat(batch.kind == NORMAL, batch.lengths)
     return rows & batch.mask & likely(batch.train) & likely(batch.rollout)
 
@@ -29,7 +29,7 @@ def likely(log_probs: np.ndarray) -> np.ndarray:
 
 
 def padded_parts(batch: DumpBatch, most: int = 1 << 16) -> Iterator[DumpBatch]:
-    """The rows in parts of similar length, so that padding them costs at most as much as they hold."""
+    """The rows in parts of similar length, so that there is at most as much padding as data."""
     order = np.argsort(batch.lengths, kind="stable")
     lengths = batch.lengths[order]
     start = 0

@@ -1,7 +1,7 @@
-"""What detectors look at: whole groups of rows, drawn from a stream so that memory has a bound.
+"""The sample that detectors look at: whole groups of rows, drawn from a stream, in bounded memory.
 
-Which groups stay depends on their names alone, neither on the order of files nor on how they are split between
-processes: two samples add.
+Which groups are kept depends on their names alone. It does not depend on the order of files, nor on which process reads
+them, so two samples can be added.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from verl_rollout_corr.dumps.reader import DumpBatch, joined
 from verl_rollout_corr.dumps.schema import NORMAL, Facts
 
 CAPACITY = 400_000
-"""Positions that a sample holds at most."""
+"""The most positions that a sample holds."""
 
 
 @dataclass
 class Reservoir:
-    """Collects whole groups up to a capacity: those whose hash is below a threshold that falls as it fills."""
+    """Collects whole groups up to a capacity: those whose hash is below a threshold, which is lowered as it fills."""
 
     capacity: int = CAPACITY
     threshold: int = 1 << 32
@@ -84,7 +84,7 @@ def collected(batches: Iterable[DumpBatch], capacity: int = CAPACITY) -> Reservo
 
 @dataclass(frozen=True)
 class Sample:
-    """Whole rows, flat. `whole`: no row of the dump is left out."""
+    """Whole rows, flattened. `whole`: whether it holds every row of the dump."""
 
     batch: DumpBatch
     whole: bool
@@ -106,7 +106,7 @@ class Sample:
 
     @cached_property
     def turn(self) -> np.ndarray:
-        """(N,) the number of the turn; at positions that are not response tokens, of the turn before."""
+        """(N,) the number of the turn; at positions that are not response tokens, that of the previous turn."""
         mask = self.batch.mask
         starts = mask & ~np.concatenate([[False], mask[:-1]])
         first = np.zeros(len(mask), bool)
@@ -121,8 +121,8 @@ class Sample:
 
     @cached_property
     def context(self) -> np.ndarray | None:
-        """(N,) a number per context: equal where rows of one group share step, prompt and all tokens before. -1: of a
-        row without a group. None without token ids.
+        """(N,) a number per context: equal where rows of one group share step, prompt and all earlier tokens. -1 in a
+        row without a group. None if the dump has no token ids.
         """
         ids = self.batch.ids
         if ids is None:
@@ -137,7 +137,7 @@ def _contexts(batch: DumpBatch, ids: np.ndarray, row: np.ndarray, position: np.n
         if uid is not None:
             start[number] = names.setdefault((int(step), uid), len(names))
     result = np.full(len(row), -1, np.int64)
-    # Tries grow by one position at a time; a row that shares its context with nobody is left where it parts.
+    # Contexts are compared one position at a time. A row that no longer shares its context is not followed further.
     current, alive, taken = start.copy(), start >= 0, 0
     for depth in range(int(batch.lengths.max(initial=0))):
         alive &= batch.lengths > depth

@@ -1,12 +1,13 @@
 """Detectors of a sampler that changes the distribution: temperature, truncation, a vocabulary mask, penalties.
 
-What they rest on, with a ~ mu and l = log pi - log mu:
+They rest on three facts, for tokens a drawn from mu and l = log pi - log mu:
 
-- E[r] = 1 in every context where mu covers pi. Where mu leaves tokens out, E[r] = S, the mass that it kept.
-- With mu proportional to pi^k (temperature 1/k) log mu - k log pi is constant within a context: rows of a group that
-  share their first tokens give k from the tokens in which they part, exactly, and whatever else is constant there.
-- Because E[r - 1] = 0 given the context, r - 1 is an instrument: k = cov(r - 1, log mu) / cov(r - 1, log pi), from all
-  tokens, where mu covers pi.
+- E[r] = 1 in every context in which mu can sample whatever pi can. Where mu leaves tokens out, E[r] = S, the
+  probability under pi of those that it keeps.
+- If mu is proportional to pi^k (temperature 1/k), log mu - k log pi is constant within a context. Rows of a group that
+  share their first tokens give k exactly, from the first tokens that differ, whatever else is constant there.
+- Because E[r - 1] = 0 given the context, r - 1 is an instrumental variable: from all tokens, where mu leaves none out,
+  k = cov(r - 1, log mu) / cov(r - 1, log pi).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from verl_rollout_corr.diagnosis.records import Checked, Finding
 from verl_rollout_corr.diagnosis.view import View
 
 LEAST_SHARE = 0.04
-"""A cause that explains less of the mean square of l is not worth a name."""
+"""A cause that explains a smaller share of the mean square of l is not reported."""
 KNOTS = 6
 """Bends of the curve over the log-prob."""
 
@@ -34,7 +35,7 @@ class Estimate:
 
 
 def within_contexts(view: View) -> tuple[Estimate, float]:
-    """K from tokens that part in a shared context, and the share of the mean square within contexts it explains."""
+    """K from different tokens in a shared context, and the share of the mean square within contexts it explains."""
     context = view.context
     if context is None or not (context >= 0).any():
         return Estimate(1.0), 0.0
@@ -68,7 +69,7 @@ def within_contexts(view: View) -> tuple[Estimate, float]:
 
 
 def by_instrument(view: View) -> Estimate:
-    """K from all tokens, valid where mu covers pi."""
+    """K from all tokens; valid where mu leaves no token out."""
     gap = view.ratio - 1
     gap = gap - gap.mean()
     strength = float((gap * view.train).sum())
@@ -87,13 +88,13 @@ def hinges(values: np.ndarray) -> np.ndarray:
 
 
 def winsorised(values: np.ndarray) -> np.ndarray:
-    """Cut at the quantile .99 of their size."""
+    """Cuts the values at the quantile .99 of their size."""
     limit = np.quantile(np.abs(values), 0.99)
     return values.clip(-limit, limit)
 
 
 def residuals(design: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """What least squares leave."""
+    """The residuals of a least-squares fit."""
     coefficients, *_ = np.linalg.lstsq(design, values, rcond=None)
     return values - design @ coefficients
 
@@ -181,7 +182,7 @@ def _effect(column: np.ndarray, rest: np.ndarray) -> Estimate:
 
 
 def detect(view: View) -> tuple[list[Finding], list[Checked]]:
-    """Temperature, truncation or vocabulary mask, and penalties; and what speaks against each."""
+    """Temperature, truncation or vocabulary mask, and penalties; or the evidence against each."""
     if len(view) < 200:
         return [], []
     seen = measure(view)
@@ -229,7 +230,7 @@ def _find_temperature(view: View, seen: Sampler) -> Finding | Checked:
 
 
 def _rough(view: View) -> Estimate:
-    """K where nothing better is known: the slope of log mu over log pi, that of the principal axis."""
+    """K if nothing better is known: the slope of the principal axis of log mu over log pi."""
     covariance = np.cov(view.train, view.rollout)
     difference = covariance[1, 1] - covariance[0, 0]
     slope = (difference + np.sqrt(difference**2 + 4 * covariance[0, 1] ** 2)) / (2 * covariance[0, 1])
@@ -254,7 +255,7 @@ def _find_truncation(view: View, seen: Sampler) -> Finding | Checked:
 
 
 def _is_vocabulary(view: View, *, constant: bool) -> tuple[bool, tuple[str, ...]]:
-    """Whether ids are left out by name and not for being unlikely. `constant`: likely tokens lose as much as others."""
+    """Whether ids are left out whatever their probability. `constant`: likely tokens lose as much as others."""
     sampling, tokenizer = view.sample.facts.sampling, view.sample.facts.tokenizer
     told = {name: sampling.get(name) for name in ("top_p", "top_k", "min_p")}
     told = {name: value for name, value in told.items() if isinstance(value, int | float) and value not in (-1, 0, 1)}

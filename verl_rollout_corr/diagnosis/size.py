@@ -1,7 +1,7 @@
 """How large the mismatch is and where it sits, from sums that add over batches, files and processes.
 
-NumPy alone: torch would take more memory than all that is held here, and a laptop may not have it. A test holds the
-values against the metrics of `correct`.
+It uses NumPy alone: torch would take more memory than all of the sums, and a laptop may not have it. A test compares
+the values with the metrics of `correct`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Measured:
     def add(self, batch: DumpBatch) -> None:
         """Takes a batch."""
         normal = np.flatnonzero(batch.kind == NORMAL)
-        # In pieces: what is computed per token takes many times the memory of the batch.
+        # In pieces, because what is computed per token takes many times the memory of the batch.
         pieces = np.split(normal, np.flatnonzero(np.diff(np.cumsum(batch.lengths[normal]) >> 16)) + 1)
         for piece in pieces:
             if len(piece):
@@ -67,9 +67,9 @@ class Measured:
         difference = train - rollout
         self.histogram += np.bincount(np.searchsorted(_EDGES, difference, side="right"), minlength=len(self.histogram))
         ratio = np.exp(difference.clip(-20, 20))
-        # Second moments about -1: log-probs of sampled tokens are of that size, and far from 0 they would cancel.
+        # Second moments are about -1, a typical log-prob of a sampled token: about 0 they would lose digits.
         a, b = train + 1.0, rollout + 1.0
-        # Probabilities about 1, from which those of likely tokens differ by less than they would lose to rounding.
+        # Probabilities are about 1: those of likely tokens differ from it by less than rounding would lose about 0.
         p, q = np.expm1(train.clip(max=0.0)), np.expm1(rollout.clip(max=0.0))
         self.moments += [
             x.sum()
@@ -140,7 +140,7 @@ class Measured:
         )
 
     def _quantile(self, share: float) -> float:
-        """Of l, from the histogram: exact to one step of it, which is 1.6 % of l."""
+        """Quantiles of l from the histogram, accurate to one of its steps, which is 1.6 % of l."""
         total = np.cumsum(self.histogram)
         place = int(np.searchsorted(total, share * total[-1]))
         centres = np.concatenate([[-1e3], (_EDGES[1:] + _EDGES[:-1]) / 2, [1e3]])

@@ -1,4 +1,4 @@
-"""A preset and its threshold for a dump: what keeps a share of the tokens, as a command line, with the evidence."""
+"""A preset and its threshold for a dump, which keep a given share of the tokens: a command line, with the evidence."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from verl_rollout_corr.dumps.schema import NORMAL
 from verl_rollout_corr.errors import ConfigError
 
 LEAST_ROWS = 200
-"""Fewer sequences than this have no tail that a threshold could be read off."""
+"""With fewer sequences than this, a threshold cannot be read off their tail."""
 LEAST_BEYOND = 10
-"""So many sequences at least have to lie beyond a threshold, or it is a guess."""
+"""At least so many sequences must lie beyond a threshold; with fewer it is a guess."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """`answer` is one sentence; `best` the candidate that it means, None where the data cannot tell or nothing is to be
-    corrected. `candidates`: all, best first. `caveats`: why not to trust it.
+    """`answer` is one sentence. `best` is the candidate that it names; None if the data cannot tell, or if nothing
+    needs correction. `candidates`: all, best first. `caveats`: reasons not to trust it.
     """
 
     answer: str
@@ -150,7 +150,7 @@ def _bound(values: np.ndarray, tokens: np.ndarray, keep: float) -> float:
 
 
 def _rank(one: Candidate) -> tuple[float, float]:
-    """By how far the corrected gradient is from that of exact ratios; without advantages, by the effective size."""
+    """Orders by the distance of the corrected gradient from that of exact ratios; without advantages, by the ESS."""
     gradient = one.what.gradient
     return (1 - gradient.cosine if gradient is not None else 1 - one.what.ess, -one.what.kept_tokens)
 

@@ -11,7 +11,7 @@ from verl_rollout_corr.diagnosis.rows import likely
 from verl_rollout_corr.diagnosis.sample import Sample
 
 MISSING = 20.0
-"""What |l| counts as where a log-prob is not a number: the bound of every exponent."""
+"""The |l| of a token whose log-prob is not a number: the bound of every exponent."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class View:
 
     @classmethod
     def of(cls, sample: Sample) -> View:
-        """Every response token, also those whose log-probs cannot be."""
+        """Every response token, including those with impossible log-probs."""
         return cls(sample, np.flatnonzero(sample.batch.mask))
 
     def where(self, chosen: np.ndarray) -> View:
@@ -45,7 +45,7 @@ class View:
 
     @cached_property
     def usable(self) -> np.ndarray:
-        """Where both can be log-probs of a sampled token."""
+        """Where both log-probs are possible for a sampled token."""
         return likely(self.train) & likely(self.rollout)
 
     @cached_property
@@ -67,7 +67,7 @@ class View:
 
     @cached_property
     def energy(self) -> float:
-        """The sum of l^2, of which findings have shares."""
+        """The sum of l^2. A finding's share is a share of it."""
         return float((self.log_ratio**2).sum())
 
     @cached_property
@@ -87,7 +87,7 @@ class View:
 
     @cached_property
     def context(self) -> np.ndarray | None:
-        """A number per shared context, -1 for a context of its own."""
+        """A number per shared context; -1 where no other row shares the context."""
         return None if self.sample.context is None else self.sample.context[self.place]
 
     @cached_property

@@ -24,13 +24,13 @@ from verl_rollout_corr.maths.correction import Correction
 from verl_rollout_corr.maths.rejections import rejected_rows
 
 LENGTHS = (16, 64, 256, 1024, 4096, 16384)
-"""Where the bins of the sequences' length meet."""
+"""The edges of the bins of the sequences' length."""
 
 SHARES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """Shares whose quantile of the applied weights is reported."""
 
 WORST = 50
-"""How many of the rows that would go are named."""
+"""How many of the rows that would lose tokens are listed."""
 
 # Weights are in [0, e^20]: 64 steps per factor e, one of them around 1, and one bin for 0.
 _EDGES = np.exp((np.arange(-21 * 64, 20 * 64 + 1) + 0.5) / 64)
@@ -73,11 +73,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The surrogate gradient's coefficients c_t = (what the loss multiplies grad log pi by): A_t itself, A_t r_t as an
-    unbounded token correction has it, and A_t w_t keep_t as this configuration has it.
+    """Compares coefficients c_t of the surrogate gradient, by which the loss multiplies grad log pi: A_t without
+    correction, A_t r_t with unbounded token weights, and A_t w_t keep_t with this configuration.
 
-    bias: |sum (c - A r)| / sum |A r|, over tokens; none: the same without any correction. variance: of c over
-        tokens, over that of A r. cosine: of the vectors c and A r.
+    bias: |sum (c - A r)| / sum |A r|, over tokens; none: the same without any correction. variance: that of c over
+        tokens, divided by that of A r. cosine: of the vectors c and A r.
     """
 
     bias: float
@@ -129,7 +129,7 @@ class Tally:
 
     @property
     def whole_updates(self) -> bool:
-        """Whether the configuration looks at a whole update at once."""
+        """Whether the configuration needs the whole update at once."""
         weights = self.config.weights
         return (
             (weights is not None and weights.normalize is not None)
@@ -148,7 +148,7 @@ class Tally:
         for part in parts:
             for name, kept in self._add(part):
                 names[name] = names.get(name, False) or kept
-        # A group may go on in the next batch: it is counted when a batch comes without it.
+        # A group may continue in the next batch, so it is counted when a batch comes without it.
         for name in [name for name in self.open_groups if name not in names]:
             self._close(self.open_groups.pop(name))
         for name, kept in names.items():
@@ -321,7 +321,7 @@ def what_if(
         )
     tallies = [Tally(_judging(config)) for _, config in configs]
     read = 0
-    # An update is read as a whole for all where one of them needs it.
+    # If one configuration needs whole updates, whole updates are read for all.
     for batch in dump.batches(whole_updates=any(tally.whole_updates for tally in tallies)):
         for tally in tallies:
             tally.add(batch)
@@ -332,7 +332,7 @@ def what_if(
 
 
 def _judging(config: RolloutCorrConfig) -> RolloutCorrConfig:
-    """The configuration as it judges a dump: an invalid row is rejected, never an error."""
+    """The configuration as it is applied to a dump: an invalid row is rejected instead of raising an error."""
     return parse(to_mapping(config) | {"invalid": "reject", "dump": None, "presets": None})
 
 

@@ -1,7 +1,7 @@
 """Reads dumps as a stream of batches. A dump may come from a stranger: every file is checked, and nothing in it runs.
 
-A batch is a row group of a file, so that memory is bounded by `MAX_TOKENS` and not by the dump. The files of a dump can
-be read by as many processes as there are: what `diagnosis` sums up adds.
+A batch is a row group of a file, so that memory is bounded by `MAX_TOKENS` and not by the size of the dump. Several
+processes can each read some files of a dump, since the sums in `diagnosis` can be added.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from verl_rollout_corr.dumps.schema import (
 )
 
 MAX_TOKENS = 1 << 23
-"""Positions in one row group at most: 64 times what the writer puts there."""
+"""The most positions in one row group: 64 times as many as the writer puts there."""
 MAX_ROWS = 1 << 20
-"""Rows in one row group at most."""
+"""The most rows in one row group."""
 MAX_BYTES = 1 << 28
-"""Uncompressed bytes of one column of one row group at most."""
+"""The most uncompressed bytes of one column of one row group."""
 OPTIONAL = ("response_ids", "advantages", "weights", "keep", "rejected_by")
 """Columns that a reader may leave out; together they are most of a file."""
 MAX_UPDATE = 1 << 27
-"""Positions of an update that is read as a whole, at most."""
+"""The most positions of an update that is read as a whole."""
 MAX_TEXT = 1 << 12
-"""Characters of one uid or name at most."""
+"""The most characters of one uid or name."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class DumpBatch:
 
 @dataclass(frozen=True)
 class Dump:
-    """An opened dump: its files in order, the facts of the first, and what all claim to hold."""
+    """An opened dump: its files in order, the facts of the first, and what all footers claim: rows, bytes and runs."""
 
     files: tuple[Path, ...]
     facts: Facts
@@ -169,7 +169,7 @@ def _files(path: Path) -> list[Path]:
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Turns what a broken file makes pyarrow raise into a DumpError about `what`."""
+    """Turns the errors that pyarrow raises for a broken file into a DumpError about `what`."""
     try:
         yield
     except DumpError:
@@ -188,7 +188,7 @@ def _open(file: Path) -> pq.ParquetFile:
 
 
 def _check_footer(opened: pq.ParquetFile, file: Path) -> Facts:
-    """The facts of a file whose footer claims what a dump can be. Raises DumpError."""
+    """The facts of a file, after a check that its footer is that of a dump. Raises DumpError."""
     with _reading(str(file)):
         facts = facts_of(opened.metadata.metadata, str(file))
         found = opened.schema_arrow
@@ -320,7 +320,7 @@ def _within_limit(parts: Iterator[DumpBatch], file: Path) -> list[DumpBatch]:
 
 
 def joined(batches: Sequence[DumpBatch]) -> DumpBatch:
-    """Several batches as one. A column that one of them lacks is lacking."""
+    """Several batches as one. A column that one of them lacks is left out."""
     if len(batches) == 1:
         return batches[0]
     if not batches:

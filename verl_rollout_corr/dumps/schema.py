@@ -1,4 +1,4 @@
-"""The schema of a dump: which columns a file has, and what its metadata say. docs/dump.md is the same in prose.
+"""The schema of a dump: which columns a file has, and what its metadata say. docs/dump.md describes it in prose.
 
 A change that an older reader would misread raises `SCHEMA_VERSION`; a column or a key that it can ignore does not.
 """
@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 """The version that the writer writes; the reader reads this one and older ones."""
 
 METADATA_KEY = b"rollout_corr"
-"""Where a file's metadata hold our JSON."""
+"""The key under which a file's metadata hold our JSON."""
 
 NORMAL, NO_RESPONSE, PADDING = "normal", "no_response_token", "padding"
 KINDS = (NORMAL, NO_RESPONSE, PADDING)
@@ -82,7 +82,7 @@ COLUMNS: tuple[Column, ...] = (
 """Every column, in the order of the file."""
 
 TOKEN_COLUMNS = tuple(column.name for column in COLUMNS if column.per_token and column.name != "rejected_by")
-"""Columns with one value per position; in one row they have one length."""
+"""Columns with one value per position; within a row they all have the same length."""
 
 ARROW_SCHEMA = pa.schema([pa.field(column.name, column.type, nullable=column.nullable) for column in COLUMNS])
 """The Arrow schema without metadata."""

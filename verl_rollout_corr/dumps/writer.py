@@ -1,4 +1,4 @@
-"""Writes a dump: one Parquet file per update of the actor, whole or not at all."""
+"""Writes a dump: one Parquet file per update of the actor. A file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOKENS_PER_ROW_GROUP = 1 << 17
 
 @dataclass(frozen=True)
 class Update:
-    """What one update of the actor trained on: numpy arrays of B padded rows, (B, T) where nothing else is said.
+    """What one update of the actor trained on: NumPy arrays of B padded rows, (B, T) unless stated otherwise.
 
     lengths: (B,) positions of each response; what lies behind is padding.
     uid: B entries, or None. lag: (B,), -1 unknown. padding: (B,) bool, verl's own rows. prompt_lengths: (B,) or None.
@@ -131,11 +131,11 @@ def _row_groups(table: pa.Table) -> list[tuple[int, int]]:
 
 @dataclass
 class DumpWriter:
-    """Writes the updates of a run into a directory, at most `max_gb` (10^9 bytes) of them; training goes on whatever
-    happens to the files.
+    """Writes the updates of a run into a directory, at most `max_gb` (10^9 bytes) in all. Training goes on even if
+    writing fails.
 
-    One thread writes while the actor updates; `flush` waits for it, and the driver calls it after each update. A disk
-    that is full, a directory that cannot be written and the limit are each said once, through `warn`.
+    One thread writes while the actor updates; `flush` waits for it, and the driver calls it after each update. A full
+    disk, a directory that cannot be written and the limit are each reported once, through `warn`.
     """
 
     directory: Path
@@ -159,7 +159,7 @@ class DumpWriter:
         self._pending = self._pool.submit(self._write, update)
 
     def flush(self) -> None:
-        """Waits until what was started is on the disk."""
+        """Waits until the update that is being written is on the disk."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
@@ -203,7 +203,7 @@ class DumpWriter:
 
 
 def write_dump(path: str | Path, update: Update, facts: Facts | None = None) -> Path:
-    """Writes one update as one file, for who brings log-probs from elsewhere. Raises DumpError and OSError."""
+    """Writes one update as one file, for log-probs that come from elsewhere. Raises DumpError and OSError."""
     path = Path(path)
     write_table(to_table(update, facts or Facts()), path)
     return path

@@ -1,5 +1,5 @@
-"""Importing this module registers the CPU platform: a name for `VERL_USE_EXTERNAL_MODULES`, whose errors verl does
-not swallow.
+"""Importing this module registers the CPU platform. It is for `VERL_USE_EXTERNAL_MODULES`: verl does not swallow the
+errors of modules named there.
 """
 
 from __future__ import annotations

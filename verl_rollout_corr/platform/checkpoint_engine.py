@@ -37,12 +37,12 @@ from verl_rollout_corr.platform import saved_weights, shims
 apply_when_imported(saved_weights.SHIM, shims.OWNER)
 
 ALIGNMENT = 16
-"""Bytes: each tensor starts at a multiple of it in a bucket, since a view as another dtype must be aligned."""
+"""Each tensor starts at a multiple of so many bytes in a bucket, since a view as another dtype must be aligned."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the sender's store listens."""
+    """The address at which the sender's store listens."""
 
     host: str
     port: int
@@ -50,14 +50,14 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Bucket:
-    """What one broadcast holds: its length in bytes, where each chunk lies, and whether it is the last one."""
+    """The contents of one broadcast: its length in bytes, where each chunk is, and whether it is the last broadcast."""
 
     length: int
     chunks: tuple[TensorMeta, ...]
     last: bool
 
     def to_json(self) -> str:
-        """What goes through the store. Whoever can connect to it can write there, so it is text that runs nothing."""
+        """The text for the store. It is JSON, which runs nothing, since whoever can connect can write there."""
         chunks = [vars(meta) | {"dtype": str(meta.dtype).removeprefix("torch.")} for meta in self.chunks]
         return json.dumps({"length": self.length, "chunks": chunks, "last": self.last})
 
@@ -91,9 +91,9 @@ def _on_host(weights: Iterable[tuple[str, torch.Tensor]]) -> Generator[tuple[str
 class GlooCheckpointEngine(CheckpointEngine):
     """Broadcasts the weights of the trainer's rank 0 to every rollout worker, bucket by bucket, bit for bit.
 
-    The group is built for each update and dropped after it, since replicas may come and go in between. What a bucket
-    holds travels through the group's store, the bytes through a broadcast. The other ranks of the trainer take no
-    part in it, but they walk through their weights, because gathering a sharded weight is a collective of all of them.
+    The group is built for each update and dropped after it, since replicas may come and go in between. The description
+    of a bucket goes through the group's store, its bytes through a broadcast. The other ranks of the trainer are not in
+    the group, but they iterate over their weights, because gathering a sharded weight is a collective of all of them.
 
     Args:
         bucket_size: bytes per broadcast; a bigger tensor is cut.
@@ -108,7 +108,7 @@ class GlooCheckpointEngine(CheckpointEngine):
                 f"checkpoint_engine.update_weights_bucket_megabytes gives buckets of {bucket_size} bytes; write 1 or "
                 "more"
             )
-        # A whole number of alignments, so that a cut tensor goes on at an aligned offset.
+        # A multiple of the alignment, so that a tensor that is cut continues at an aligned offset.
         self.bucket_size = bucket_size // ALIGNMENT * ALIGNMENT
         self.is_master = is_master
         self.timeout = timedelta(seconds=timeout_seconds)
@@ -117,7 +117,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group: ProcessGroupGloo | None = None
 
     def prepare(self) -> Endpoint | None:
-        """Opens the store on the sender, on any free port, and says where; None on every other process."""
+        """Opens the store on the sender, on any free port, and returns its address; None in every other process."""
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address().strip("[]")
@@ -145,7 +145,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         return trainer_arguments, rollout_arguments
 
     def init_process_group(self, rank: int, world_size: int, endpoint: Endpoint) -> None:
-        """Joins the group; returns when all of it has joined. Rank -1 stays outside."""
+        """Joins the group; returns when all members have joined. Rank -1 stays outside."""
         self.rank = rank
         if rank < 0:
             return
@@ -183,7 +183,7 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     @torch.no_grad()
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        """Yields every weight that rank 0 sends, with its name. Each owns its memory together with its bucket only."""
+        """Yields every weight that rank 0 sends, with its name. Weights of one bucket share memory, and no others."""
         chunks: Any = self._receive_chunks()  # verl declares a generator, and iterates asynchronously
         async for name, weight in merge_weight_chunks(chunks, self.bucket_size):
             yield name, weight
@@ -217,7 +217,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def _receive(self, number: int) -> tuple[Bucket, torch.Tensor]:
         store, group = self._members()
         bucket = Bucket.from_json(store.get(_key(number)))
-        # A new buffer each time: whoever asked for the weights may keep views of the one before.
+        # A new buffer each time, because the receiver of the weights may keep views of the previous one.
         payload = torch.empty(bucket.length, dtype=torch.uint8)
         if bucket.length:
             group.broadcast(payload, 0).wait()

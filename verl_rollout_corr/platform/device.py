@@ -23,13 +23,13 @@ class _CpuModule(ModuleType):
         return getattr(torch.cpu, name)
 
     def nothing(self, *_: Any, **__: Any) -> None:
-        """What a CPU has to do for an accelerator's housekeeping."""
+        """Calls that are housekeeping on an accelerator, and do nothing on a CPU."""
 
     empty_cache = ipc_collect = reset_peak_memory_stats = set_per_process_memory_fraction = nothing
     set_device = synchronize = nothing
 
     def zero_bytes(self, *_: Any, **__: Any) -> int:
-        """Memory on an accelerator: there is none."""
+        """Calls that ask for memory on an accelerator, of which there is none."""
         return 0
 
     memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = zero_bytes

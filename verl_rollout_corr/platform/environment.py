@@ -1,4 +1,4 @@
-"""The environment variables that verl, vLLM and torch read on a CPU. What the user has set stays."""
+"""The environment variables that verl, vLLM and torch need on a CPU. A variable that the user has set is kept."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def is_on(name: str) -> bool:
 
 
 def count(name: str) -> int:
-    """The variable as a number of things, 0 where it is not set. Raises ValueError that names it if it is none."""
+    """The variable as a whole number, 0 if it is not set. Raises ValueError, which names it, if it is not a number."""
     text = os.environ.get(name, "").strip()
     if text and not text.isdecimal():
         raise ValueError(f"{name}={text!r}: expected a whole number of 0 or more")

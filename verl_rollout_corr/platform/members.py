@@ -1,4 +1,4 @@
-"""The processes of a run: each announces itself in a folder that all know, and leaves when it ends by itself."""
+"""The processes of a run: each announces itself in a folder that all know, and removes that when it ends normally."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import psutil
 from verl_rollout_corr.platform import environment
 
 STACK_SIGNAL = signal.SIGUSR2
-"""Makes a member write the stacks of its threads to its file; only members may get it, since its default is to end a
-process.
+"""The signal on which a member writes the stacks of its threads to its file. It is sent to members only: in other
+processes its default is to end the process.
 """
 
 _joined: tuple[int, IO[str]] | None = None
@@ -73,7 +73,7 @@ def join() -> None:
 
 
 def leave(folder: Path, pid: int) -> None:
-    """Takes the announcement back: the process ends because it wants to. In a forked child it does nothing."""
+    """Removes the announcement, because the process ends normally. In a forked child it does nothing."""
     if os.getpid() == pid:
         _entry(folder, pid).unlink(missing_ok=True)
 

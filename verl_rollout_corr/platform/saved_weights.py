@@ -1,4 +1,4 @@
-"""Copies where verl moves weights to the CPU to keep them, and they are there already."""
+"""Makes copies where verl saves weights by moving them to the CPU, since on a CPU nothing would be moved or copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verl, vLLM and torch need replaced so that verl runs on a CPU: one function each, and the table of patches.
+"""The replacements in verl, vLLM and torch with which verl runs on a CPU: one function each, and the table of patches.
 
 Each function takes the original and returns the replacement; its docstring says which line needs it.
 """

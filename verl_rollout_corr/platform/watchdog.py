@@ -1,8 +1,8 @@
-"""Ends a run whose process died or hangs, and says which one and why. It is a thread of the driver.
+"""Ends a run of which a process died or hangs, and says which one and why. It is a thread of the driver.
 
-Without it such a run is silent for ever: V1's trainer asks for the rollouts of a dead engine again and again, a rank
-waits for another one in a collective without a time limit, and Ray reports an actor's death only to who waits for
-that actor.
+Without it such a run would wait for ever: V1's trainer asks for the rollouts of a dead engine again and again, a rank
+waits for another one in a collective without a time limit, and Ray reports an actor's death only to processes that wait
+for that actor.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from verl_rollout_corr.platform.members import Member
 from verl_rollout_corr.platform.work import Work, is_machinery
 
 PERIOD = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 DEAD_AFTER = 2.0
-"""A process must be gone for this long: it may be on its way out, with the run."""
+"""Seconds for which a process must be gone before it counts as dead: the run may just be ending."""
 STOPPED_AFTER = 10.0
-"""A process may be stopped for a moment by a person who looks at it."""
+"""Seconds for which a process must be stopped: a person may stop it for a moment to look at it."""
 STALLED_AFTER = 45.0
-"""A run that hangs ends within a minute."""
+"""Seconds without any work after which a run counts as hung; so such a run ends within a minute."""
 FAREWELL = 10.0
-"""After a death, the driver may still end by itself, with Ray's own account of what happened."""
+"""Seconds for which, after a death, the driver may still end by itself, with Ray's own report of what happened."""
 EXIT_CODE = 1
-"""Of a run that the watchdog ended."""
+"""The exit status of a run that the watchdog ended."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Watched:
 
     @property
     def name(self) -> str:
-        """How messages call it."""
+        """Its name in messages."""
         return f"{self.title} (pid {self.member.pid})"
 
     def look(self, now: float) -> None:
@@ -91,7 +91,7 @@ class Watched:
         return gone and not self.excused and not self.title.startswith("ray::IDLE")
 
     def stopped(self, now: float) -> str | None:
-        """What to say of a process that is stopped for too long."""
+        """The message about a process that is stopped for too long."""
         if self.stopped_since is not None and now - self.stopped_since >= STOPPED_AFTER:
             duration = now - self.stopped_since
             return (
@@ -136,7 +136,7 @@ class Watchdog:
         self._engines: dict[int, tuple[Member, int]] = {}
 
     def check(self, now: float) -> Finding | None:
-        """Looks once. Returns None, or what happened, with what helps to find out why."""
+        """Checks once. Returns None, or what happened, with what helps to find out why."""
         self._look(now)
         death = self.death(now, DEAD_AFTER)
         if death is not None:
@@ -174,14 +174,14 @@ class Watchdog:
             watched.look(now)
 
     def death(self, now: float, after: float) -> str | None:
-        """Who has been gone for so long, the first one first."""
+        """The processes that have been gone for so long, in the order of their deaths."""
         dead = [watched for watched in self.watched.values() if watched.dead(now, after)]
         if dead:
             _excuse(dead)
             dead = [watched for watched in dead if not watched.excused]
         if not dead:
             return None
-        # Of a parent and a child that are found dead at once, the parent took the child along.
+        # If a parent and its child are found dead at once, the parent's death is taken for the cause.
         dead.sort(key=lambda watched: (watched.gone_since or now, watched.member.started))
         cause = (
             f"{dead[0].name} died without saying why: it was killed (kill -9, or by the kernel when memory ran out) or "
@@ -191,12 +191,12 @@ class Watchdog:
         return "\n".join([cause, *others, *_circumstances(dead[0])])
 
     def last_look(self, now: float) -> str | None:
-        """Who is gone when the driver ends."""
+        """The processes that are gone when the driver ends."""
         self._look(now)
         return self.death(now, 0.0)
 
     def _stall(self) -> str:
-        """What to say when nobody works."""
+        """The message for a run in which no process works."""
         lines = [
             f"no process of the run has worked for {self.work.window:.0f} s: they wait for each other, or for "
             f"something outside. If that is meant, give {environment.STALL_SECONDS} more seconds, or 0. What each of "
@@ -227,7 +227,7 @@ def _engine_above(member: Member) -> Member | None:
 
 
 def _circumstances(watched: Watched) -> list[str]:
-    """What may help to find out why."""
+    """Details that may help to find out why."""
     memory = psutil.virtual_memory()
     lines = [f"  memory: {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free now"]
     log = last_lines(watched.log, 8)
@@ -237,7 +237,7 @@ def _circumstances(watched: Watched) -> list[str]:
 
 
 def _innermost_frames(member: Member, count: int = 4) -> list[str]:
-    """Where the main thread of a process is, from the process itself."""
+    """The stack of a process's main thread, as the process itself writes it."""
     if not member.announced:
         return ["it cannot say"]
     try:
@@ -272,7 +272,7 @@ def end_run(folder: Path) -> None:
 
 
 def _say(text: str) -> None:
-    # Where nobody can be told, the run has to end all the same.
+    # If the message cannot be written, the run must end all the same.
     with contextlib.suppress(OSError, ValueError):
         print(f"[cpu platform] {text}", file=sys.stderr, flush=True)
 
@@ -319,7 +319,7 @@ def start() -> None:
 
 
 def _stop(over: threading.Event, thread: threading.Thread, watchdog: Watchdog) -> None:
-    """The driver ends. Where it does so because Ray told it of a death, Ray's error does not say who died of what."""
+    """Called when the driver ends. If Ray told it of a death, Ray's error does not say which process died, and why."""
     over.set()
     thread.join(timeout=5 * PERIOD)
     report = watchdog.last_look(time.monotonic())

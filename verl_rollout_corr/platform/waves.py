@@ -1,13 +1,13 @@
 """Requests go to vLLM in waves, so that what it computes together, and so its rounding, does not depend on the clock.
 
-BF16 log-probs of a sequence depend on the sequences beside it in a batch, and those on which requests had arrived when
-the scheduler looked. Here requests wait until a wave is complete: until as many are there as the server gets in a step,
-where that number is known, and `max_num_seqs` otherwise. They are sorted and handed over while the scheduler is paused,
+BF16 log-probs of a sequence depend on the other sequences in its batch, and these depend on which requests had arrived
+when the scheduler looked. Here requests wait until a wave is complete: until there are as many as the server gets in a
+step, if that number is known, else `max_num_seqs`. They are sorted and handed over while the scheduler is paused,
 `max_num_seqs` at a time; the next ones follow when these have been answered.
 
-Validation and further turns of a conversation bring numbers that nobody knows, so a wave is complete too when no
-further request has come for a while. That while must not split a wave on a busy machine: it is PATIENCE seconds until
-a wave has been incomplete once, and QUIET seconds from then on.
+Validation and further turns of a conversation send an unknown number of requests, so a wave is also complete when no
+request has come for a while. That time must not split a wave on a busy machine: it is PATIENCE seconds until a wave has
+been incomplete once, and QUIET seconds from then on.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 QUIET = 0.25
-"""Seconds without a further request after which a wave is complete, where any number may come."""
+"""Seconds without a further request after which a wave is complete, once a wave was smaller than expected."""
 
 PATIENCE = 10.0
-"""The same where every wave so far was as large as expected: a process may be kept from its core for so long."""
+"""The same while every wave was as large as expected: on a busy machine a process may wait so long for a core."""
 
 _LOOK = 0.01
 """Seconds between two looks at a wave that is not answered yet."""
@@ -49,7 +49,7 @@ class Waves:
         self._task: asyncio.Task[None] | None = None
 
     async def admit(self, key: tuple[Any, ...], add: Callable[[], Awaitable[Any]]) -> Any:
-        """What `add()` gives, once the request's wave starts. Requests of a wave are added in the order of `key`."""
+        """Calls `add()` when the request's wave starts and returns its result. A wave is in the order of `key`."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(key, add, loop.create_future())
         self._waiting.append(waiting)
@@ -78,7 +78,7 @@ class Waves:
         self._task = loop.create_task(self._start(now))
 
     def _close(self) -> None:
-        """Nobody else gets into the wave."""
+        """Closes the wave to further requests."""
         if len(self._waiting) < self._complete:
             self._quiet = QUIET
         wave = sorted(self._waiting, key=lambda waiting: waiting.key)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import psutil
 
 SHARE = 0.1
-"""Of a core. A process that waits for another one asks it now and then, which costs less; one that works uses more."""
+"""A share of a core. A process that only waits, and asks another one now and then, uses less; one that works, more."""
 
 SATURATED = 0.1
-"""A machine of which a smaller share is idle may keep a process waiting for a core for as long as it likes."""
+"""If a smaller share of the machine is idle, a process may wait for a core for any length of time."""
 
 PATIENCE = 4.0
-"""How many windows it takes to be sure on such a machine."""
+"""How many windows without work it takes on such a machine to be sure."""
 
 _MACHINERY = ("raylet", "gcs_server", "log_monitor.py", "dashboard", "runtime_env_agent", "resource_tracker")
 """Parts of command lines of processes that live as long as Ray does and have nothing to do with the run's progress."""
@@ -67,7 +67,7 @@ class Work:
             self._snapshots.popleft()
 
     def stalled(self) -> bool:
-        """Whether no process did anything. Never, if the window is 0 or there is no process."""
+        """Whether no process did anything. Always False if the window is 0 or there is no process."""
         if not self.window or not self._snapshots or not self._snapshots[-1].cpu:
             return False
         last = self._snapshots[-1]
@@ -82,6 +82,6 @@ class Work:
         return most < SHARE * (last.now - before.now)
 
     def _before(self, seconds: float) -> _Snapshot | None:
-        """The youngest snapshot that is at least so old."""
+        """The youngest snapshot that is at least so many seconds old."""
         last = self._snapshots[-1].now
         return next((one for one in reversed(self._snapshots) if last - one.now >= seconds), None)

@@ -1,4 +1,4 @@
-"""From a dump and its diagnosis to the record that the page, the terminal and JSON are written from."""
+"""Turns a dump and its diagnosis into the record from which the page, the terminal's text and JSON are written."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from verl_rollout_corr.report.evidence import Evidence, Rows, StepSums, WorstRow
 from verl_rollout_corr.report.page import Fact, FoundCause, Report, ShownSequence, ShownToken, Table
 
 SHADES = (0.05, 0.5, 2.0)
-"""From which |l| on a token has the first, second and third shade."""
+"""The least |l| of a token for the first, second and third shade."""
 LARGEST = 6
-"""How many tokens of a sequence stand in its table."""
+"""How many tokens of a sequence are listed in its table."""
 LARGEST_WEIGHT = 1e15
 """A weight is below this: e^20 is the largest that is made."""
 ACT = 0.5
-"""From this confidence on a finding is something to act on."""
+"""The least confidence with which a finding is something to act on."""
 
 TokenText = Callable[[int], str]
 """What to show for a token id."""
@@ -116,7 +116,7 @@ def report_of(
 
 
 def _advice(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """What to change, of the first two causes to act on; where there is none, of what was found."""
+    """What to change, for the first two causes to act on; if there are none, for what was found."""
     chosen = [finding for finding in findings if finding.cause in ALARMS] or list(findings)
     return tuple(finding.change for finding in chosen[:2] if finding.change)
 
@@ -219,7 +219,7 @@ def _token(text: TokenText, position: int, token: int, train: float, rollout: fl
 
 
 def _indented(config: Mapping[str, Any]) -> str:
-    """The configuration, indented as JSON: it comes from the file, and needs no parser to be read."""
+    """The configuration as indented JSON. It is the one in the file, shown without being parsed."""
     return json.dumps(config, indent=2, sort_keys=False, default=str)
 
 

@@ -1,4 +1,4 @@
-"""What the charts show, as counts and sums over a dump: blocks of rows are added one by one, in constant memory.
+"""The counts and sums over a dump that the charts show. Blocks of rows are added one by one, in constant memory.
 
 Everything here is NumPy on flat arrays of response tokens. A block's log-ratio is l = log pi_train - log mu.
 """
@@ -21,7 +21,7 @@ PROBABILITY_EDGES: Floats = np.array([0.0, 0.01, 0.1, 0.5, 0.9, 1.0 + 1e-9])
 PROBABILITY_LABELS = ("below 0.01", "0.01 to 0.1", "0.1 to 0.5", "0.5 to 0.9", "above 0.9")
 """What the bins of mu(a_t) are called."""
 SCATTER_EDGES: Floats = np.linspace(-12.0, 0.0, 49)
-"""Edges of both axes of the scatter, log-probs; what is below is in the first bin."""
+"""Edges of both axes of the scatter, in log-probs. Smaller values are in the first bin."""
 RATIO_EDGES: Floats = np.concatenate([-np.geomspace(8, 1e-5, 49), [0.0], np.geomspace(1e-5, 8, 49)])
 """Edges of the histogram of l."""
 POSITION_EDGES: Floats = np.concatenate([[0], np.geomspace(1, 131072, 35).round()])

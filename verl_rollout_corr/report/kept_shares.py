@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class KeptShare:
-    """Of a simulated batch with mean k3 `k3`: the shares of tokens and sequences that train, and the weights' ESS."""
+    """For a simulated batch with mean k3 `k3`: the shares of tokens and sequences that train, and the weights' ESS."""
 
     noise: str
     length: int
@@ -58,7 +58,7 @@ def keep() -> float:
 
 
 def keeping_bounds(criterion: str) -> list[KeepingBound]:
-    """Of `seq_mean_k3` or `seq_max_k2` the upper bound, of `seq_mean_k1` the distance of both bounds from 1."""
+    """The upper bound of `seq_mean_k3` or `seq_max_k2`; for `seq_mean_k1` the distance of both bounds from 1."""
     document = _document()
     return [
         KeepingBound(noise, int(length), k3, float(bound))

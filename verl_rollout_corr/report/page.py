@@ -86,7 +86,7 @@ class ShownSequence:
 
 @dataclass(frozen=True)
 class Report:
-    """All that the page says; `level` is ok, watch, act or unknown."""
+    """Everything on the page. `level` is ok, watch, act or unknown."""
 
     title: str
     subtitle: str
@@ -132,7 +132,7 @@ def render(report: Report) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that no text in it can end the script element of."""
+    """JSON in which no text can end the script element that holds it."""
     text = json.dumps(value, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,4 +1,4 @@
-"""Reads a dump once for everything that is said of it, or a log for what it can say."""
+"""Reads a dump once, for the whole report, or a log, for what it has."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 40
 
 Scale = Callable[[float], float]
-"""From a value to a place in the drawing."""
+"""Maps a value to a place in the drawing."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Axis:
     named: tuple[tuple[float, str], ...] = ()
 
     def scale(self, start: float, end: float) -> Scale:
-        """From a value to a place between `start` and `end`."""
+        """Maps a value to a place between `start` and `end`."""
         low, high = (math.log10(self.low), math.log10(self.high)) if self.log else (self.low, self.high)
         span = (high - low) or 1.0
 
@@ -48,7 +48,7 @@ class Axis:
         return place
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Places along the axis with their texts: round numbers, if none are named."""
+        """Places along the axis with their texts: those of `named`, else round numbers."""
         return list(self.named) or [(value, number(value)) for value in self._round()]
 
     def _round(self) -> list[float]:

@@ -11,7 +11,7 @@ _COLOURS = {"ok": "green", "watch": "yellow", "act": "red"}
 
 
 def print_diagnosis(diagnosis: Diagnosis, plain: Callable[[str], str]) -> None:
-    """Verdict, size, causes with their evidence, and what it is not. `plain` makes a stranger's text harmless."""
+    """Verdict, size, causes with their evidence, and causes not found. `plain` makes text from the file harmless."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
