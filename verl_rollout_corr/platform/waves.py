@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 QUIET = 0.25
-"""Seconds without a further request after which a wave is complete, once a wave was smaller than expected."""
+"""Seconds without a further request after which a wave is complete, if no number is known or one wave fell short."""
 
 PATIENCE = 10.0
 """The same while every wave was as large as expected: on a busy machine a process may wait so long for a core."""
