@@ -67,7 +67,7 @@ def bkl(tokens: TokenLogProbs) -> Tensor:
 def bkl_mu(tokens: TokenLogProbs) -> Tensor:
     """KL(Bern(q) || Bern(p)), p = pi_train(a_t), q = mu(a_t): Bin-KL of DPPO (arXiv 2602.04879), FlashREINFORCE.
 
-    Its expectation is at most the full KL(mu || pi_train) (data processing inequality). 1 - p and 1 - q have the same
+    In a context it is at most the full KL(mu || pi_train) (data processing inequality). 1 - p and 1 - q have the same
     least value as for bkl, which can make the result negative, by at most 2^-24. +inf where p = 0.
     """
     return _bernoulli_kl(tokens.rollout.clamp(max=0.0), tokens.train.clamp(max=0.0))
