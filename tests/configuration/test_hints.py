@@ -58,3 +58,17 @@ def test_what_it_leads_to_exists(hint: Hint) -> None:
 def test_case_54(name: str) -> None:
     with pytest.raises(ConfigError, match=r"Did you mean (weights|reject)"):
         parse({name: 2})
+
+
+@pytest.mark.parametrize("written", ["use-tis", "--use-tis", "USE_TIS"])
+def test_case_54_sibling_words_in_the_form_of_an_option(written: str) -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean weights\.level: token\?"):
+        parse({written: True})
+
+
+def test_case_54_sibling_a_peers_key_in_place_of_a_criterion() -> None:
+    with pytest.raises(ConfigError, match=r"reject\.geo_mask_high is 1\.01: .*Did you mean reject: \{seq_mean_k1: "):
+        parse({"reject": {"geo_mask_high": 1.01}})
+    with pytest.raises(ConfigError) as caught:  # `reject.upper` would be wrong, too
+        parse({"reject": {"threshold": 2}})
+    assert "Did you mean" not in str(caught.value)

@@ -90,6 +90,34 @@ def test_a_loss_that_ignores_the_mask_is_refused(monkeypatch: pytest.MonkeyPatch
             tried("mine", mapping, monkeypatch)
 
 
+def raises(gap: Tensor, advantages: Tensor, weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    raise KeyError("my_column")
+
+
+def ignores_both(gap: Tensor, advantages: Tensor, weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return -advantages * gap.exp(), torch.ones_like(mask)
+
+
+def is_constant(gap: Tensor, advantages: Tensor, weights: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return -advantages * weights, mask
+
+
+def test_case_60_sibling_what_cannot_be_tried_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that needs a column that verl does not hand to it, and one without a gradient."""
+    for terms, why in ((raises, r"KeyError \('my_column'\)"), (is_constant, "RuntimeError")):
+        users("mine", terms)
+        with pytest.raises(ConfigError, match=rf"loss_mode=mine: this policy loss raised {why}.*write another loss_m"):
+            tried("mine", WEIGHTED, monkeypatch)
+
+
+def test_case_60_sibling_a_loss_that_ignores_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    users("mine", ignores_both)
+    with pytest.raises(ConfigError, match="this policy loss ignores rollout_is_weights"):
+        tried("mine", WEIGHTED, monkeypatch)
+    with pytest.raises(ConfigError, match="this policy loss trains on tokens outside response_mask"):
+        tried("mine", REJECTING, monkeypatch)
+
+
 def test_a_loss_that_uses_both_is_tried_once_and_leaves_random_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 

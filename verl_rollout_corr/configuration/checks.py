@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, cast
 
+from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
@@ -33,6 +34,7 @@ WITHOUT_POLICY_LOSS = tuple(
 """The programs of verl that do not train a policy by its rewards, so that a preset has no effect in them."""
 
 _ASKED = re.compile(r"\+{0,2}rollout_corr\s*[.=@]")
+_HYDRAS = frozenset(field.name for field in fields(HydraConf))
 _OFF = re.compile(r"\+rollout_corr=null", re.IGNORECASE)
 _SWITCHED_OFF = ("off", "none", "no", "false", "nothing", "nil", "disable")
 
@@ -61,6 +63,12 @@ class Command:
         return {key: value for key, value in plain.items() if key != "hydra"}
 
     @cached_property
+    def added_to_hydra(self) -> dict[str, Any]:
+        """The keys of Hydra's own node that are not Hydra's: nothing reads them."""
+        hydra = {} if self.hydra is None else OmegaConf.to_container(self.hydra, resolve=False)
+        return {str(key): value for key, value in cast("dict[Any, Any]", hydra).items() if key not in _HYDRAS}
+
+    @cached_property
     def overrides(self) -> tuple[str, ...]:
         """The overrides of the command line."""
         return tuple(self.hydra.overrides.task) if self.hydra is not None else ()
@@ -71,6 +79,17 @@ class Command:
         if self.hydra is None or not GlobalHydra.instance().is_initialized():
             return ()
         return written.read_documents(GlobalHydra.instance().config_loader(), self.hydra)
+
+    @cached_property
+    def choices(self) -> dict[str, str]:
+        """What was chosen for each group of the defaults, whether it exists or not; lists are not among them."""
+        chosen = {} if self.hydra is None else OmegaConf.to_container(self.hydra.runtime.choices)
+        return {str(key): name for key, name in cast("dict[Any, Any]", chosen).items() if isinstance(name, str)}
+
+    def has_read(self, name: str) -> bool:
+        """Whether Hydra has composed this document (`rollout_corr/k3_rs`), or which ones it has is not known."""
+        names = {document.name for document in self.documents}
+        return not names or name.removesuffix(".yaml") in names
 
     @cached_property
     def presets(self) -> tuple[str, ...]:
@@ -147,7 +166,8 @@ def _misspelt(command: Command) -> Iterator[Problem]:
     # `lag` alone is too common a word to be suspicious.
     presets = set[str]() if command.is_off else {*shipped_names()} - {*command.presets}
     words = Words(presets, [name for name in CRITERION_NAMES if "_" in name], command.is_on)
-    for suspect in suspects(command.plain, words, lambda key: key not in command.verls_keys):
+    composed = {**command.plain, "hydra": command.added_to_hydra}
+    for suspect in suspects(composed, words, lambda key: key not in command.verls_keys):
         problem = suspect.problem(presets, command.is_on)
         program = _program_without_policy_loss()
         yield Problem(problem.key, problem.found, f"Leave it out: {program} corrects nothing.") if program else problem
@@ -177,6 +197,28 @@ def _text(command: Command) -> Iterator[Problem]:
     if command.is_ours:
         for message in written.document_messages(command.documents):
             yield Problem.read(message)
+
+
+def _left_out(command: Command) -> Iterator[Problem]:
+    """Presets that a defaults list calls optional, and that do not exist: Hydra leaves them out without a word."""
+    shipped = shipped_names()
+    words = Words({*shipped}, (), command.is_on)
+    for key, name in command.choices.items():
+        group = key.partition("@")[0].strip("/")
+        misspelt = suspects({group: name}, words, lambda key: True)
+        if (group == GROUP or misspelt) and not command.has_read(f"{group}/{name}"):
+            if group == GROUP:
+                yield _no_such_optional(name, shipped)
+            else:
+                yield misspelt[0].problem(shipped, command.is_on)
+    if command.is_ours and GROUP not in command.choices:
+        names = written.optional_presets(command.documents, command.overrides)
+        yield from (_no_such_optional(name, shipped) for name in names if not command.has_read(f"{GROUP}/{name}"))
+
+
+def _no_such_optional(name: str, shipped: tuple[str, ...]) -> Problem:
+    found = f"is {shown(name)} in a defaults list, and optional: there is no such preset, and Hydra leaves it out."
+    return Problem(GROUP, found, nearest_preset(name, shipped, f"- {GROUP}: "))
 
 
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -270,6 +312,7 @@ Rule = Callable[[Command], Iterator[Problem]]
 RULES: tuple[Rule, ...] = (
     _misspelt,
     _unknown_preset,
+    _left_out,
     _text,
     _set_aside,
     _without_effect,

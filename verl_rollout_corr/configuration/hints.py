@@ -210,6 +210,17 @@ HINTS: tuple[Hint, ...] = (
         Kind.KEY,
         ("truncated_importance_sampling_ratio_cap", "weights.upper", "the cap of token weights; 0 is none"),
         ("use_vllm_logprobs", "mode: bypass", "two policies"),
+        ("use_rho_correction", "weights.level: token", "weights on or off"),
+        ("rho_clamp_upper_bound", "weights.upper", "the cap; 0 is none"),
+        ("rho_clamp_lower_bound", "weights.lower", "the lower bound; 0 is none"),
+        ("rho_mask_upper_bound", f"{_TOKEN_BAND}, its upper", "the band of a token's ratio; 0 is none"),
+        ("rho_mask_lower_bound", f"{_TOKEN_BAND}, its lower", "the band of a token's ratio; 0 is none"),
+        (
+            "rho_mask_tv_divergence",
+            "reject: {seq_mean_abs: {upper: 2, when: outward}}",
+            "in a response whose mean of |r - 1| is too large, drops the tokens that move away",
+            "ours drops the whole response",
+        ),
         ("rho_mask_sequence_level", _GEO, "the bounds of rho for a response", "the weight is the geometric mean too"),
     ),
     *_rows(
@@ -221,7 +232,7 @@ HINTS: tuple[Hint, ...] = (
         ("use_rollout_logprobs_for_loss", "mode: bypass", "two policies"),
     ),
     *_rows(
-        "rllm, xtuner, Tunix and RLinf",
+        "rllm, xtuner, Tunix, RLinf and Tinker",
         Kind.KEY,
         ("tis_cap", "weights.upper", "the cap"),
         ("rollout_is_level", "weights.level", "token, sequence or geometric"),
@@ -230,9 +241,11 @@ HINTS: tuple[Hint, ...] = (
         ("rollout_is_veto_threshold", _VETO, "rejects a response with one token outside", "(upper, lower) there"),
         ("sampler_is", "weights.level", "token"),
         ("sampler_is_threshold", "weights.upper", "the cap"),
+        ("importance_sampling_fix", "weights.level: token", "weights on or off, folded into the advantage there"),
         ("importance_sampling_clip", "weights.upper", "the cap, folded into the advantage there"),
         ("behave_weight_threshold", "weights.upper with outside: mask", "weight 0 above it"),
         ("staleness_threshold", _LAG, _LAG_MEANS, _LAG_DIFFERS),
+        ("max_steps_off_policy", _LAG, _LAG_MEANS, _LAG_DIFFERS),
     ),
     *_rows(
         "anyone",
@@ -352,5 +365,9 @@ LEVELS = _lookup(Kind.LEVEL)
 """Words of `weights.level`."""
 CRITERIA = _lookup(Kind.CRITERION)
 """Names of criteria."""
+BELOW_REJECT = MappingProxyType(
+    {**{word: ours for word, ours in KEYS.items() if ours not in ("lower", "upper")}, **CRITERIA}
+)
+"""What is written in place of a criterion: its name, or a key of a peer's that belongs elsewhere."""
 WORDS = _lookup(Kind.WORD)
 """All other words."""

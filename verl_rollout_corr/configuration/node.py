@@ -216,7 +216,9 @@ def instead(found: str, names: Iterable[object], meant: Mapping[str, str], form:
 
 def nearest(found: str, names: Iterable[str], meant: Mapping[str, str]) -> str | None:
     """The word that was probably meant, by the table of hints or by its spelling; None if nothing is near."""
-    return meant.get(found.lower()) or next(iter(get_close_matches(found.lower(), list(names), n=1)), None)
+    word = found.lower().lstrip("-")  # other frameworks' words are often options, as in --use-tis
+    hint = meant.get(word) or meant.get(word.replace("-", "_"))
+    return hint or next(iter(get_close_matches(word, list(names), n=1)), None)
 
 
 def listed(names: Iterable[object], last: str = "or") -> str:

@@ -141,7 +141,7 @@ def _reject(node: Node) -> tuple[Criterion, ...]:
     for name in node.values:
         with wrong.gathering():
             if name not in CRITERION_NAMES:
-                meant = instead(name, CRITERION_NAMES, hints.CRITERIA, _CRITERION_FORM)
+                meant = instead(name, CRITERION_NAMES, hints.BELOW_REJECT, _CRITERION_FORM)
                 node.refuse(name, f"there is no such criterion. {meant}")
             criteria[name] = _criterion(node, name)
     wrong.raise_any()

@@ -28,6 +28,8 @@ BASE = "rollout_corr_base"
 _PACKAGE = "verl_rollout_corr.conf"
 _GROUP = "rollout_corr/"
 _OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
+_OPTIONAL = re.compile(r"^\s*-\s*optional\s+(override\s+)?/?rollout_corr\s*:\s*(\[(?P<names>[^\]]*)\])?", re.MULTILINE)
+_CHOSEN = re.compile(r"rollout_corr=\[(?P<names>[^\]]*)\]")
 _SWEPT = re.compile(r"[,()\s]+")
 _BEFORE_VALUE = re.compile(r":(?=\S)")
 _BOUNDS = ("lower", "upper")
@@ -137,6 +139,16 @@ def verls_keys() -> frozenset[str]:
 def preset_names(documents: Iterable[Document]) -> list[str]:
     """The presets among the documents of a run."""
     return [document.name.removeprefix(_GROUP) for document in documents if document.is_preset]
+
+
+def optional_presets(documents: Iterable[Document], overrides: Iterable[str]) -> list[str]:
+    """The presets in lists of defaults that are optional, as in `- optional rollout_corr: [k3_rs, token_is]`, or those
+    that an override has put in their place.
+    """
+    optional = [match for document in documents for match in _OPTIONAL.finditer(document.text)]
+    chosen = [match for match in map(_CHOSEN.fullmatch, overrides) if match is not None]
+    names = [re.split(r"[\s,]+", match["names"] or "") for match in (chosen[-1:] if optional else []) or optional]
+    return [name.strip("'\"") for listed in names for name in listed if name]
 
 
 def own_files(documents: Iterable[Document]) -> Iterator[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
-from verl_rollout_corr.errors import ConfigError, HookError
+from verl_rollout_corr.errors import ConfigError, HookError, RolloutCorrError
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks.configured import config_of_actor
 from verl_rollout_corr.hooks.ledger import current_call
@@ -62,8 +62,9 @@ def try_once(actor: Any, config: RolloutCorrConfig) -> None:
     """Tries the policy loss of this actor on a few numbers, once per process and function. In bypass mode it has to be
     this package's.
 
-    Raises ConfigError if its gradient does not depend on the weights that are asked for, or if it trains on tokens
-    outside the mask; HookError if another function has taken the place of the loss of bypass mode.
+    Raises ConfigError if its gradient does not depend on the weights that are asked for, if it trains on tokens outside
+    the mask, or if it raises an error itself; HookError if another function has taken the place of the loss of bypass
+    mode.
     """
     loss_mode = actor.policy_loss.loss_mode
     policy_loss = POLICY_LOSS_REGISTRY.get(loss_mode)
@@ -79,6 +80,20 @@ def try_once(actor: Any, config: RolloutCorrConfig) -> None:
     if policy_loss is None or policy_loss in _tried:
         return
     key = f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode}"
+    try:
+        _try(key, policy_loss, actor, config)
+    except RolloutCorrError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{key}: this policy loss raised {type(error).__name__} ({error}) when it was tried on two rows of four "
+            "tokens, so that nobody knows whether it uses rollout_is_weights and response_mask. Let it take a batch of "
+            "any size with the arguments that verl hands to a policy loss, or write another loss_mode"
+        ) from error
+    _tried.add(policy_loss)
+
+
+def _try(key: str, policy_loss: Any, actor: Any, config: RolloutCorrConfig) -> None:
     everything, one = torch.ones(_SHAPE, dtype=torch.bool), torch.ones(_SHAPE)
     plain = _gradient(policy_loss, actor, everything, one)
     if config.weights is not None and torch.equal(plain, _gradient(policy_loss, actor, everything, _WEIGHTS)):
@@ -92,7 +107,6 @@ def try_once(actor: Any, config: RolloutCorrConfig) -> None:
             f"{key}: this policy loss trains on tokens outside response_mask, padding and tools among them. Multiply "
             "its terms by response_mask, or write another loss_mode"
         )
-    _tried.add(policy_loss)
 
 
 _SHAPE = (2, 4)
