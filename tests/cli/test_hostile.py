@@ -141,7 +141,7 @@ def test_one_line_that_names_the_file(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "dump"
     folder.mkdir()
     source = make(folder)
-    for verb in VERBS:
+    for verb in (*VERBS, "report"):
         done = asked(verb, source, tmp_path)
         assert done.returncode == 2 and done.stdout == ""
         (line,) = done.stderr.splitlines()

@@ -54,6 +54,7 @@ def test_values_by_hand(tmp_path: Path) -> None:
     assert gradient is not None
     assert gradient.bias == pytest.approx(1.2 / 7.2) and gradient.bias_without == pytest.approx(0.2 / 7.2, abs=1e-6)
     assert gradient.cosine == pytest.approx(10 / np.sqrt(13.04 * 8))
+    assert gradient.variance == pytest.approx((8 / 6) / (13.04 / 6 - 0.2**2))
     assert [(one.label, one.sequences, one.dropped) for one in record.by_length] == [("0_15", 3, 1)]
 
 
@@ -165,3 +166,24 @@ def test_a_cause_is_to_be_fixed_first(tmp_path: Path) -> None:
         write_dump(tmp_path / f"{number}.parquet", replace(update, step=number))
     told = suggest(tmp_path)
     assert any("fix this first" in caveat and "temperature" in caveat for caveat in told.caveats)
+
+
+def many(train: np.ndarray, rollout: np.ndarray) -> Update:
+    count, width = train.shape
+    return Update(
+        step=1,
+        lengths=np.full(count, width),
+        response_mask=np.ones((count, width), bool),
+        rollout_log_probs=rollout.astype(np.float32),
+        train_log_probs=train.astype(np.float32),
+    )
+
+
+def test_a_mass_of_the_trainer_that_is_kept(tmp_path: Path) -> None:
+    """l = log .9 for every token: geometric bands reject every row, and S = .9."""
+    rollout = -np.random.default_rng(0).exponential(1.0, (40, 20)) - 0.2
+    write_dump(tmp_path / "x.parquet", many(rollout + np.log(0.9), rollout))
+    band, other = what_if(tmp_path, configurations("geo_rs") + configurations("token_is"))
+    assert band.dropped_sequences == 1.0
+    assert band.notes[0] == "it would reject every row" and "S = 0.9000 is the mass" in band.notes[1]
+    assert not other.notes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -64,7 +65,7 @@ def report(
     _check_page(html)
     texts = token_texts(tokenizer) if tokenizer is not None else None
     with progress("reading") as told:
-        record = report_from(source, title=title or source.resolve().name, token_text=texts, progress=told)
+        record = report_from(source, title=title or Path(os.path.abspath(source)).name, token_text=texts, progress=told)
     # Half a character, as a name of a file or a fact may have, has no bytes in UTF-8.
     page = render(record).encode("utf-8", "replace")
     _write_whole(html, page)

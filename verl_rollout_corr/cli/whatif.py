@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from verl_rollout_corr.cli.output import percent, plain, print_json
+from verl_rollout_corr.cli.output import one_line, percent, plain, print_json
 from verl_rollout_corr.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _print(records: list[WhatIf]) -> None:
         said = f"  length {one.label}: {one.dropped:,} of {one.sequences:,} sequences would go"
         console.print(Text(said, style="dim"))
     for row in last.rows[:ROWS]:
-        uid = f" ({plain(row.uid)})" if row.uid else ""
+        uid = f" ({one_line(row.uid)})" if row.uid else ""
         console.print(
             Text(
                 f"  step {row.step} row {row.row}{uid}: {row.rejected} of {row.tokens} tokens by {', '.join(row.by)}; "
@@ -102,7 +102,7 @@ def _print(records: list[WhatIf]) -> None:
             )
         )
     for note in last.notes:
-        console.print(Text(plain(note), style="dim"))
+        console.print(Text(one_line(note), style="dim"))
 
 
 def _print_suggestion(found: Suggestion) -> None:

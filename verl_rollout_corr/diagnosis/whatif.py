@@ -15,10 +15,10 @@ import torch
 from verl_rollout_corr.api import correct
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.configuration.presets import load_preset
-from verl_rollout_corr.diagnosis.rows import group_names, padded_parts
+from verl_rollout_corr.diagnosis.rows import group_names, padded_parts, usable
 from verl_rollout_corr.dumps.reader import DumpBatch, open_dump
 from verl_rollout_corr.dumps.schema import NORMAL, DumpError
-from verl_rollout_corr.errors import ConfigError
+from verl_rollout_corr.errors import ConfigError, InputError
 from verl_rollout_corr.grammar import RolloutCorrConfig, Scope
 from verl_rollout_corr.maths.correction import Correction
 from verl_rollout_corr.maths.rejections import rejected_rows
@@ -28,6 +28,9 @@ LENGTHS = (16, 64, 256, 1024, 4096, 16384)
 
 SHARES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """Shares whose quantile of the applied weights is reported."""
+
+NOTHING_LEFT = 0.95
+"""A configuration that drops a larger share of the sequences leaves next to nothing."""
 
 WORST = 50
 """How many of the rows that would lose tokens are listed."""
@@ -123,6 +126,7 @@ class Tally:
     lengths: np.ndarray = field(default_factory=lambda: np.zeros((len(LENGTHS) + 1, 2)))
     criteria: dict[str, float] = field(default_factory=dict)
     products: np.ndarray = field(default_factory=lambda: np.zeros(9))
+    ratios: np.ndarray = field(default_factory=lambda: np.zeros(2))
     has_advantages: bool = True
     worst: list[tuple[float, int, int, Row]] = field(default_factory=list)
     open_groups: dict[str, bool] = field(default_factory=dict)
@@ -178,6 +182,11 @@ class Tally:
         bins = np.searchsorted(LENGTHS, tokens, side="right")
         for column, chosen in enumerate((np.ones(len(batch), bool), kept == 0)):
             self.lengths[:, column] += np.bincount(bins[chosen], minlength=len(self.lengths))
+        good = usable(batch)
+        self.ratios += [
+            good.sum(),
+            np.exp((batch.train[good].astype(np.float64) - batch.rollout[good]).clip(-20, 20)).sum(),
+        ]
         self._add_gradient(batch, keep, applied)
         self._add_rows(batch, tokens, kept, row, reasons)
         return list(zip(group_names(batch), (kept > 0).tolist(), strict=True))
@@ -188,13 +197,15 @@ class Tally:
             return
         with np.errstate(invalid="ignore"):
             difference = batch.train.astype(np.float64) - batch.rollout
-        good = batch.mask & np.isfinite(difference)
+        good = batch.mask & np.isfinite(difference) & np.isfinite(batch.advantages)
+        # The last of the products: tokens whose advantage is not a number.
+        lost = (batch.mask & ~np.isfinite(batch.advantages)).sum()
         advantage = batch.advantages[good].astype(np.float64)
         exact = advantage * np.exp(difference[good].clip(-20, 20))
         ours = advantage * np.where(keep[good], applied[good], 0.0)
         self.products += [
             good.sum(), exact.sum(), ours.sum(), advantage.sum(), np.abs(exact).sum(),
-            (exact**2).sum(), (ours**2).sum(), (exact * ours).sum(), 0.0,
+            (exact**2).sum(), (ours**2).sum(), (exact * ours).sum(), lost,
         ]  # fmt: skip
 
     def _reasons(self, batch: DumpBatch, result: Correction) -> dict[str, np.ndarray]:
@@ -241,6 +252,7 @@ class Tally:
             self.lengths + other.lengths,
             other.criteria | criteria,
             self.products + other.products,
+            self.ratios + other.ratios,
             self.has_advantages and other.has_advantages,
             heapq.nlargest(WORST, self.worst + other.worst),
         )
@@ -269,8 +281,26 @@ class Tally:
             by_length=_by_length(self.lengths),
             gradient=self._gradient(),
             rows=tuple(entry[3] for entry in sorted(self.worst, key=lambda entry: entry[:3], reverse=True)),
-            notes=notes,
+            notes=(*notes, *self._remarks()),
         )
+
+    def _remarks(self) -> tuple[str, ...]:
+        """What the numbers mean where next to nothing is left, and what was left out of them."""
+        said: list[str] = []
+        sequences, dropped = self.counts[2], self.counts[4]
+        mean = _ratio(self.ratios[1], self.ratios[0])
+        if dropped > NOTHING_LEFT * sequences:
+            said.append(
+                f"it would reject {'every row' if dropped == sequences else f'{dropped / sequences:.1%} of the rows'}"
+            )
+            if 0 < mean < 0.995:
+                said.append(
+                    f"the mean ratio is {mean:.4f}, and 1 where the engine keeps the whole distribution: S = "
+                    f"{mean:.4f} is the mass that top-p, top-k, min-p or a vocabulary mask keeps; diagnose says which"
+                )
+        if lost := int(self.products[-1]):
+            said.append(f"{lost} tokens have an advantage that is not a number: bias and variance are without them")
+        return tuple(said)
 
     def _quantile(self, share: float) -> float:
         place = int(np.searchsorted(np.cumsum(self.weights), share * self.weights.sum()))
@@ -324,7 +354,10 @@ def what_if(
     # If one configuration needs whole updates, whole updates are read for all.
     for batch in dump.batches(whole_updates=any(tally.whole_updates for tally in tallies)):
         for tally in tallies:
-            tally.add(batch)
+            try:
+                tally.add(batch)
+            except InputError as error:
+                raise InputError(f"{batch.file} {error}") from None
         read += len(batch)
         if progress is not None:
             progress(read, dump.rows)
