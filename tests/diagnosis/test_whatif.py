@@ -179,6 +179,32 @@ def many(train: np.ndarray, rollout: np.ndarray) -> Update:
     )
 
 
+def test_no_mismatch_at_all(tmp_path: Path) -> None:
+    rollout = -np.random.default_rng(0).exponential(1.0, (300, 20))
+    write_dump(tmp_path / "x.parquet", many(rollout, rollout))
+    told = suggest(tmp_path)
+    assert told.best is None and told.answer.startswith("Nothing has to be rejected")
+    assert all(one.what.kept_tokens == 1.0 for one in told.candidates)
+
+
+def test_no_threshold_parts_what_is_alike(tmp_path: Path) -> None:
+    """Every |l| is .3, in every row."""
+    rollout = -np.random.default_rng(0).exponential(1.0, (300, 20)) - 0.5
+    write_dump(tmp_path / "x.parquet", many(rollout + 0.3 * (-1.0) ** np.arange(20), rollout))
+    told = suggest(tmp_path)
+    assert told.best is None and told.answer.startswith("The data cannot tell")
+
+
+def test_a_fault_gives_no_threshold(tmp_path: Path) -> None:
+    """An engine that writes 0.0 for every token: what is beyond a threshold is not a matter of the policy."""
+    train = -np.random.default_rng(0).exponential(1.0, (300, 20)) - 0.5
+    write_dump(tmp_path / "x.parquet", many(train, np.zeros_like(train)))
+    told = suggest(tmp_path)
+    assert told.best is None and not told.candidates
+    assert told.answer.startswith("The data cannot tell: ")
+    assert "that of the fault" in told.answer and any("fix this first" in one for one in told.caveats)
+
+
 def test_a_mass_of_the_trainer_that_is_kept(tmp_path: Path) -> None:
     """l = log .9 for every token: geometric bands reject every row, and S = .9."""
     rollout = -np.random.default_rng(0).exponential(1.0, (40, 20)) - 0.2

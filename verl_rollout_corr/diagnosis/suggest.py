@@ -24,6 +24,11 @@ LEAST_ROWS = 200
 LEAST_BEYOND = 10
 """At least so many sequences must lie beyond a threshold; with fewer it is a guess."""
 
+BROKEN = ("sentinel", "zeros", "constant", "truncated_tail", "mask", "shift", "permuted", "not_loaded")
+"""Causes that leave no ratio to read a threshold off: the numbers are not those of the sampled tokens."""
+CLOSE = 0.05
+"""A candidate may keep less than was asked for by this much."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -99,6 +104,13 @@ def suggest(
     caveats = [f"fix this first, or the correction corrects it: {one.title}. {one.change}" for one in alarms[:3]]
     if size.sequences < LEAST_ROWS:
         caveats.append(f"{size.sequences} sequences are few: thresholds read off fewer than {LEAST_ROWS} are guesses")
+    broken = [one for one in alarms if one.cause in BROKEN and one.share >= 0.5]
+    if broken:
+        answer = (
+            f"The data cannot tell: {broken[0].title} ({broken[0].share:.0%} of the mean square of l). A threshold "
+            f"read off it would be that of the fault. {broken[0].change}"
+        )
+        return Suggestion(answer, None, (), tuple(caveats), diagnosis)
     rows = _Rows()
     for batch in open_dump(path).batches():
         rows.add(batch)
@@ -109,7 +121,14 @@ def suggest(
             "Watch it with +rollout_corr=metrics_only, or bound what a rare token does with +rollout_corr=token_is."
         )
         return Suggestion(answer, None, candidates, tuple(caveats), diagnosis)
-    usable_ones = [one for one in candidates if one.beyond >= LEAST_BEYOND]
+    beyond = [one for one in candidates if one.beyond >= LEAST_BEYOND]
+    usable_ones = [one for one in beyond if one.what.kept_tokens >= keep - CLOSE]
+    if beyond and not usable_ones and size.sequences >= LEAST_ROWS // 4:
+        answer = (
+            f"The data cannot tell: no threshold keeps about {keep:.0%} of the tokens, so much alike are the "
+            "sequences. Dump more steps."
+        )
+        return Suggestion(answer, None, candidates, tuple(caveats), diagnosis)
     if size.sequences < LEAST_ROWS // 4 or not usable_ones:
         answer = "The data cannot tell: too few sequences lie beyond any threshold. Dump more steps."
         return Suggestion(answer, None, candidates, tuple(caveats), diagnosis)
@@ -121,14 +140,15 @@ def _candidates(path: str | Path | Sequence[str | Path], rows: _Rows, keep: floa
     tokens, k3, mean = (np.concatenate(part) for part in (rows.tokens, rows.k3, rows.mean))
     ratios = np.concatenate(rows.ratios)
     asked: list[tuple[str, tuple[str, ...], int]] = []
-    bound = _bound(k3, tokens, keep)
+    # A bound is rounded as it is written. Where nothing differs it stays above 0, and a band is wider than a point.
+    bound = float(f"{_bound(k3, tokens, keep):.3g}")
     asked.append(("k3_rs", (f"reject.seq_mean_k3.upper={bound:.3g}",), int((k3 > bound).sum())))
     both = (f"reject.seq_mean_k3.upper={bound:.3g}",)
     asked.append(("k3_rs_token_is", both, int((k3 > bound).sum())))
-    band = float(np.exp(max(_bound(np.abs(mean), tokens, keep), 1e-6)))
-    geometric = (f"reject.seq_mean_k1.lower={1 / band:.6g}", f"reject.seq_mean_k1.upper={band:.6g}")
+    band = float(np.exp(max(_bound(np.abs(mean), tokens, keep), 1e-5)))
+    geometric = (f"reject.seq_mean_k1.lower={1 / band:.8g}", f"reject.seq_mean_k1.upper={band:.8g}")
     asked.append(("geo_rs", geometric, int((np.abs(mean) > np.log(band)).sum())))
-    edge = float(np.exp(max(np.quantile(np.abs(ratios), keep), 1e-6)))
+    edge = float(np.exp(max(np.quantile(np.abs(ratios), keep), 1e-3)))
     token = (f"weights.lower={1 / edge:.4g}", f"weights.upper={edge:.4g}")
     asked.append(("token_icepop", token, int((np.abs(ratios) > np.log(edge)).sum())))
     configs = [
