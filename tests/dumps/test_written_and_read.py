@@ -215,3 +215,25 @@ def test_a_writer_of_another_version_chooses_names_of_nested_fields(tmp_path: Pa
     pq.write_table(table.cast(loose), tmp_path / "loose.parquet")
     (batch,) = open_dump(tmp_path).batches()
     np.testing.assert_array_equal(batch.lengths, drawn().lengths)
+
+
+def test_writing_needs_no_pandas(tmp_path: Path) -> None:
+    """The extra `report` does not bring pandas, which Arrow's to_pandas_dtype imports."""
+    code = f"""
+        import sys
+        from importlib.abc import MetaPathFinder
+
+        class Blocker(MetaPathFinder):
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] == "pandas":
+                    raise ModuleNotFoundError("No module named 'pandas'", name=name)
+
+        sys.meta_path.insert(0, Blocker())
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from dumps.updates import drawn
+        from verl_rollout_corr.dumps.writer import write_dump
+        write_dump({str(tmp_path / "step00000001_000.parquet")!r}, drawn())
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(open_dump(tmp_path).batches())

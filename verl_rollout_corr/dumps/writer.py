@@ -65,7 +65,9 @@ def to_table(update: Update, facts: Facts) -> pa.Table:
             return pa.nulls(rows, wanted)
         if np.shape(values) != shape:
             raise DumpError(f"{name} has shape {np.shape(values)}, response_mask {shape}")
-        flat = np.ascontiguousarray(np.asarray(values)[inside].astype(wanted.value_type.to_pandas_dtype()))
+        # Not Arrow's to_pandas_dtype, which imports pandas, and the extra `report` does not bring pandas.
+        dtype = pa.array([], wanted.value_type).to_numpy(zero_copy_only=False).dtype
+        flat = np.ascontiguousarray(np.asarray(values)[inside].astype(dtype))
         return pa.ListArray.from_arrays(offsets, pa.array(flat), type=wanted)
 
     uid = None if update.uid is None else [None if name is None else str(name) for name in update.uid]
