@@ -226,7 +226,7 @@ def by_size(view: View, noise: Noise) -> Verdict:
     """A few tokens far from all others: at least `_FEW`, which make up much of the mean square.
 
     The n largest |l| are compared with the one at rank 6n. In noise, however heavy its tails, |l| falls off steadily
-    with the rank. The factor that counts as a jump is above that of each of 160 clean dumps of the test bed.
+    with the rank. The factor that counts as a jump is above that of each of 160 clean dumps of the tuning seeds.
     """
     if len(view) < 200:
         return not_found("outliers", "too few tokens to tell")
