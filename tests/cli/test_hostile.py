@@ -210,6 +210,24 @@ def test_a_step_twice_is_counted_twice(tmp_path: Path) -> None:
     assert found["size"]["steps"] == 1 and found["size"]["sequences"] == 120
 
 
+def test_advantages_that_are_not_numbers_are_left_out(tmp_path: Path) -> None:
+    one(tmp_path, rows(advantages=spoiled("advantages", np.inf)))
+    (found,) = json.loads(asked("whatif", tmp_path, tmp_path, "--preset", "token_is", "--json").stdout)
+    assert isinstance(found["gradient"]["bias"], float)
+    count = int((spoiled("advantages", np.inf) == np.inf)[rows().response_mask].sum())
+    assert found["notes"] == [
+        f"{count} tokens have an advantage that is not a number: bias and variance are without them"
+    ]
+
+
+def test_what_correct_refuses_names_the_file(tmp_path: Path) -> None:
+    """A criterion that asks for the sign of an advantage that is NaN."""
+    file = one(tmp_path, rows(advantages=spoiled("advantages", np.nan)))
+    done = asked("whatif", tmp_path, tmp_path, "--preset", "opsm")
+    assert done.returncode == 2
+    assert f"{file}, row group 0, advantages is NaN at row" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("page", "message"),
     [("", "a folder: name a file in it"), ("none/out.html", "there is no folder")],

@@ -63,13 +63,22 @@ def test_temperature_seven_tenths_row_by_row() -> None:
         assert alarms(diagnosed(one))["temperature"].values["temperature"] == pytest.approx(TAU, abs=0.02)
 
 
-def test_geometric_bands_reject_every_row_under_top_p(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [bed.top_p(0.9), bed.top_k(20), bed.min_p(0.1)], ids=["top-p .9", "top-k 20", "min-p .1"]
+)
+def test_geometric_bands_reject_every_row_under_truncation(change: bed.Change, tmp_path: Path) -> None:
+    """`diagnose` names S, the probability that the engine keeps, and `whatif` says that nothing would be left."""
     trainer, engine = cases.weights(9)
-    update = bed.sample(cases.plan(9), engine=engine, trainer=trainer, changes=(bed.top_p(0.9),))
-    assert "geometric bands (geo_rs) reject every row" in alarms(diagnosed(update))["truncation"].change
+    update, mass = bed.sampled_with_mass(cases.plan(9), engine=engine, trainer=trainer, changes=(change,))
+    found = alarms(diagnosed(update))["truncation"]
+    assert found.values["kept_mass"] == pytest.approx(mass, abs=0.005)
+    assert f"the mean ratio is {found.values['kept_mass']:.4f}" in found.evidence[0]
+    assert "geometric bands (geo_rs) reject every row" in found.change
     write_dump(tmp_path / "a.parquet", update)
     (record,) = what_if(tmp_path, configurations("geo_rs"))
     assert record.dropped_sequences > 0.97
+    assert record.notes[0].startswith("it would reject ") and f"S = {found.values['kept_mass']:.4f}" in record.notes[1]
+    assert record.rejected_by["seq_mean_k1"] == pytest.approx(1 - record.kept_tokens, abs=1e-6)
 
 
 def test_rounded_inverse_frequencies_grow_with_the_position() -> None:
