@@ -13,7 +13,8 @@ from diagnosis import cases
 from verl_rollout_corr import load_preset
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.diagnosis.suggest import suggest
-from verl_rollout_corr.diagnosis.whatif import Tally, configurations, swept, what_if
+from verl_rollout_corr.diagnosis.tally import Tally
+from verl_rollout_corr.diagnosis.whatif import configurations, swept, what_if
 from verl_rollout_corr.dumps.reader import open_dump
 from verl_rollout_corr.dumps.schema import DumpError, Facts
 from verl_rollout_corr.dumps.writer import Update, write_dump

@@ -12,7 +12,7 @@ from verl_rollout_corr.cli.progress import progress
 
 if TYPE_CHECKING:
     from verl_rollout_corr.diagnosis.suggest import Suggestion
-    from verl_rollout_corr.diagnosis.whatif import WhatIf
+    from verl_rollout_corr.diagnosis.whatif_records import WhatIf
 
 ROWS = 8
 """How many of the rows that would lose tokens are shown; `--json` has more."""

@@ -14,7 +14,8 @@ from verl_rollout_corr.diagnosis.diagnose import diagnose
 from verl_rollout_corr.diagnosis.precision import BF16
 from verl_rollout_corr.diagnosis.records import Diagnosis
 from verl_rollout_corr.diagnosis.rows import usable
-from verl_rollout_corr.diagnosis.whatif import WhatIf, what_if
+from verl_rollout_corr.diagnosis.whatif import what_if
+from verl_rollout_corr.diagnosis.whatif_records import WhatIf
 from verl_rollout_corr.dumps.reader import DumpBatch, open_dump
 from verl_rollout_corr.dumps.schema import NORMAL
 from verl_rollout_corr.errors import ConfigError
