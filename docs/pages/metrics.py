@@ -50,7 +50,7 @@ def render() -> str:
         )
     return page(
         "Metrics",
-        "metrics.METRICS",
+        "mismatch_metrics.py and decision_metrics.py",
         _INTRODUCTION,
         *parts,
         f"`staleness_share`: {sentences(inspect.getdoc(metrics.staleness_share) or '')}",
