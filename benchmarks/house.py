@@ -1,7 +1,8 @@
 """What a reader and a contributor meet in this repository, counted from git: `python -m benchmarks.house [COMMIT ...]`.
 
 Prints a table in Markdown with a column per commit (the default is HEAD). Nothing in it is typed by hand: lines are
-counted in the files of the commit, circles in its imports, and what runs for `k3_rs` is seen by running it.
+counted in the files of the commit, circles in its imports, and what runs in a step with `k3_rs` is seen by running one
+(benchmarks/one_step.py, which needs verl).
 """
 
 from __future__ import annotations
@@ -9,41 +10,18 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
 import tempfile
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = "verl_rollout_corr"
 
-TRACED = """
-import importlib, inspect, json, sys
-import torch
-from verl_rollout_corr import correct, finalize
-
-folder = sys.argv[1]
-batch = -torch.rand(4, 6), -torch.rand(4, 6), torch.ones(4, 6)
-k3_rs = {"reject": {"seq_mean_k3": {"upper": 0.01}}}
-correct(*batch, k3_rs).metrics
-def trace(question):
-    codes = set()
-    def look(frame, event, found):
-        if event == "call" and frame.f_code.co_filename.startswith(folder):
-            codes.add(frame.f_code)
-    sys.setprofile(look)
-    question()
-    sys.setprofile(None)
-    named = {code for code in codes if not code.co_name.startswith("<")}
-    lines = sum(len(inspect.getsourcelines(code)[0]) for code in named)
-    return [len({code.co_filename for code in named}), len(named), lines]
-def decision():
-    answer = correct(*batch, k3_rs)
-    return answer.keep, answer.sums
-print(json.dumps([trace(decision), trace(lambda: finalize(correct(*batch, k3_rs).sums))]))
-"""
-"""Counts files, functions and lines of functions that run for one batch: to the decision, and to the metrics."""
+ONE_STEP = Path(__file__).with_name("one_step.py")
 
 
 def checkout(commit: str, folder: Path) -> None:
@@ -101,20 +79,42 @@ def _is_module(name: str, path: Path) -> bool:
     return place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()
 
 
-def traced(folder: Path) -> list[list[int]]:
-    """What runs for `k3_rs` on one batch: files, functions and lines, to the decision and to the metrics."""
-    environment = {"PYTHONPATH": str(folder), "PATH": "", "OMP_NUM_THREADS": "1"}
+def read_for_one_step(folder: Path) -> list[str]:
+    """Files, and lines of code in them, that run in a step with `k3_rs`: to the decision, and to the metrics.
+
+    Whoever wants to know what a step does reads these files. So each counts whole, without blank lines, comments and
+    docstrings.
+    """
     # The definition, where a commit has faster twins of it: a reader starts there.
-    environment["VERL_ROLLOUT_CORR_DECIDE"] = "definition"
-    command = [sys.executable, "-c", TRACED, str(folder / PACKAGE)]
+    definition = {"VERL_ROLLOUT_CORR_MATHS": "definition", "VERL_ROLLOUT_CORR_DECIDE": "definition"}
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", **definition}
+    command = [sys.executable, str(ONE_STEP), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    steps: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
+    return [f"{len(paths)} / {sum(code_lines(Path(path)) for path in paths):,}" for paths in steps]
+
+
+def code_lines(path: Path) -> int:
+    """The lines of a file without blank lines, comments and docstrings."""
+    source = path.read_text(encoding="utf-8")
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in (tokenize.COMMENT, *_LAYOUT):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            text = node.body[0]
+            lines.difference_update(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+    return len(lines)
+
+
+_LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
 def facts(folder: Path) -> dict[str, str]:
     """The rows of the table for the files in a folder."""
     rooms = [path for path in (folder / PACKAGE).iterdir() if path.is_dir() and (path / "__init__.py").is_file()]
-    decision, metrics = traced(folder)
+    decision, metrics = read_for_one_step(folder)
     return {
         "lines of code": f"{lines_of(folder, f'{PACKAGE}/**/*.py'):,}",
         "of which maths, configuration and hooks": f"{_core(folder):,}",
@@ -122,8 +122,8 @@ def facts(folder: Path) -> dict[str, str]:
         "folders of the package": f"{len(rooms)}",
         "files beside each other at its top": f"{len([*(folder / PACKAGE).glob('*.py')])}",
         "circles of imports": "; ".join(map(_circle, circles(folder))) or "0",
-        "k3_rs to the decision: files, functions, lines": " / ".join(f"{count:,}" for count in decision),
-        "k3_rs to the metrics: files, functions, lines": " / ".join(f"{count:,}" for count in metrics),
+        "a step with k3_rs, to the decision: files / lines of code": decision,
+        "to the tracker's numbers: files / lines of code": metrics,
         "presets": f"{len([*(folder / PACKAGE / 'conf' / 'rollout_corr').glob('*.yaml')])}",
     }
 
