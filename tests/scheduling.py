@@ -18,7 +18,8 @@ from xdist.scheduler import LoadScopeScheduling
 SHARED = ("pools", "programs", "bare")
 """Fixtures that take long to start: the files in which a function takes one all stay in one process."""
 
-FIRST = (*SHARED, "tests/test_packaging.py", "tests/kernels/test_on_gpu.py", "tests/e2e/test_sync.py")
+_LONG_RUNS = tuple(f"tests/e2e/test_{name}.py" for name in ("sync", "faults", "sweep", "two_ranks", "v0"))
+FIRST = (*SHARED, "tests/test_packaging.py", "tests/kernels/test_on_gpu.py", *_LONG_RUNS)
 """The groups that take longest, so that none of them is left when the other processes are done."""
 
 ROOT = Path(__file__).parents[1]
