@@ -42,12 +42,8 @@ fi
 stage lint ruff check .
 stage format ruff format --check .
 stage layers lint-imports
-pyright > "$reports/types.log" 2>&1 &
-types=$!
-stage docs "$python" docs/build.py --check
+stage types pyright
 stage site env NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet --site-dir "$reports/site"
-stage types wait "$types"
-cat "$reports/types.log"
 tests unit --durations=10
 # Verbose (-q is there already): a run takes a minute or two, and whoever waits sees which. A machine that is busy with something else must not
 # look like a hung run (docs/cpu.md); what hangs has tests of its own.
