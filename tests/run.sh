@@ -3,7 +3,7 @@
 # line counts the tests.
 #   tests/run.sh              what CI runs: lint, format, types, layers, documentation, unit tests, and the real runs of verl
 #   tests/run.sh fast         without the runs of verl
-#   tests/run.sh everything   besides, processes that hang, and the full grids
+#   tests/run.sh everything   besides, processes that hang, the full grids, and the stand-in of every recipe for GPUs
 set -uo pipefail
 
 wanted=${1:-ci}
@@ -62,6 +62,7 @@ fi
 if [[ $wanted == everything ]]; then
   tests hung -m chaos -vv --durations=40 tests/platform
   tests slow -m slow
+  PYTHON=$python stage recipes bash recipes/gpu/run_tiny.sh
 fi
 
 printf '== seconds:'

@@ -94,6 +94,7 @@ def test_the_order_of_the_page() -> None:
     places = [page.index(head) for head in heads]
     assert places == sorted(places)
     assert "uPlot, MIT licence" in page
+    assert "Permission is hereby granted, free of charge" in page, "a copy of uPlot contains its licence"
 
 
 def test_the_advice_is_about_what_is_to_be_changed() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Counts:
-    """Additive counts of micro-batches: scalar tensors, int64 but for `weight_sum`, float64."""
+    """Additive counts of micro-batches: scalar tensors, int64, except `weight_sum` (float64)."""
 
     tokens: Tensor
     """Response tokens."""

@@ -1,5 +1,5 @@
 """The V1 trainer (sync, colocate_async, separate_async): the batch lives in verl's TransferQueue, as jagged columns
-over the response. It is corrected as it is, and the decision goes back as it comes: nothing is padded on the way.
+over the response. It is corrected in this layout, and the decision goes back in it: nothing is padded on the way.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def wrap_update_actor(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the metrics of the step's updates, computed from their joined sums. Verl alone would average what each
-    update reports, or not, by letters in the metric's name.
+    """Adds the metrics of the step's updates, computed from their joined sums. Verl would average, add or take the
+    largest of what each update reports, depending on parts of the metric's name.
     """
 
     @functools.wraps(original)

@@ -161,7 +161,7 @@ def _installed() -> Iterator[tuple[str, str]]:
 
 
 def _tokenizer(trainer: Any) -> dict[str, Any]:
-    """Sizes of both vocabularies and special tokens; a model whose configuration is not at hand has no size."""
+    """Sizes of both vocabularies and special tokens; without the model's configuration its size is unknown."""
     tokenizer = getattr(trainer, "tokenizer", None)
     return {
         "tokenizer_size": None if tokenizer is None else len(tokenizer),
@@ -179,7 +179,7 @@ def _model_size(config: Any) -> int | None:
 
     try:
         return getattr(AutoConfig.from_pretrained(path), "vocab_size", None)
-    except Exception:  # a model with code of its own: its size is a fact that this dump does not have
+    except Exception:  # a model with code of its own: the dump is written without its size
         return None
 
 

@@ -1,7 +1,7 @@
 """The metrics of fully_async between two synchronisations of the weights: computed from joined sums.
 
 FullyAsyncTrainer hands each update's metrics to an aggregator, which averages, adds or takes the largest, depending on
-letters in the metric's name. The statistics of the update travel with them under a name that the aggregator skips. The
+parts of the metric's name. The statistics of the update travel with them under a name that the aggregator skips. The
 updates between two resets of the aggregator are joined.
 """
 

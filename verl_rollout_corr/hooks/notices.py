@@ -190,7 +190,7 @@ def _no_groups(line: Line) -> str | None:
 
 
 def _lags_unknown(line: Line) -> str | None:
-    """A criterion that never rejects bounds nothing. A metric counts it, but nobody may be looking at that metric."""
+    """A criterion that never rejects has no effect. A metric shows it, but it may be overlooked there."""
     if not line.config.needs_staleness or line.value("rollout_rs_lag_unknown_fraction") < 1:
         return None
     return (

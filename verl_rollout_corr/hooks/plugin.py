@@ -1,9 +1,9 @@
 """The entry point that verl loads in every process (group `verl.plugins`). Importing this module switches the hook on.
 
-It costs a resolver and a finder: nothing of verl, torch or the maths is imported until a preset is resolved. The
-resolver `rollout_corr` is registered last, so that a preset cannot be resolved in a process where anything here failed:
-verl swallows the exception of a plug-in, but not the unresolvable interpolation in the preset. Resolving a preset
-checks and applies every seam, before any worker starts.
+It only registers a resolver and an import finder: nothing of verl, torch or the maths is imported until a preset is
+resolved. The resolver `rollout_corr` is registered last, so that a preset cannot be resolved in a process where
+anything here failed. Verl ignores the exception of a plug-in, but an interpolation in a preset that cannot be resolved
+stops the run. Resolving a preset checks and applies every patch, before any worker starts.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def _apply_to_separate_trainers(module: ModuleType) -> None:
         for name in seams.SEPARATE_TRAINER_MODULES:
             compat.apply_module(name)
     except RolloutCorrError as error:
-        # Without a preset an unknown verl may run as it likes. With one, the actor refuses a batch that was not
-        # corrected.
+        # Without a preset, another version of verl may run. With one, the actor refuses a batch that was not corrected.
         logger.warning("rollout_corr: the hook is off in trainers derived from %s: %s", module.__name__, error)
 
 
@@ -93,7 +92,7 @@ def load() -> None:
 try:
     load()
 except Exception:
-    # verl logs this at DEBUG level, where nobody reads it.
+    # verl logs this at DEBUG level, which is off by default.
     logger.exception(
         "rollout_corr: the verl plug-in failed to load; runs with +rollout_corr stop, others are unaffected"
     )

@@ -91,7 +91,7 @@ SEAMS: tuple[Patch, ...] = (
         ("self", "config"),
         ("trainer_mode", "parameter_sync_step"),
         "verl_rollout_corr.hooks.driver_v1:wrap_init",
-        "an unknown trainer is refused, and what is active is said, before any worker starts",
+        "an unknown trainer is refused, and the start-up line printed, before any worker starts",
         "verl tells plug-ins which trainer it starts",
     ),
     Patch(
@@ -127,7 +127,7 @@ SEAMS: tuple[Patch, ...] = (
         ("self", "metrics", "timing_raw"),
         ("_step_once", "parameter_sync_step"),
         "verl_rollout_corr.hooks.driver_v1:wrap_step",
-        "metrics of several updates per step are finalised from their joined sums, not averaged by letters in the name",
+        "metrics of several updates per step are computed from joined sums; verl would average some and add others",
         "verl reduces metrics by what they declare, not by their names",
     ),
     Patch(
@@ -136,7 +136,7 @@ SEAMS: tuple[Patch, ...] = (
         ("batch", "rollout_corr_config"),
         (),
         "verl_rollout_corr.hooks.advantages:wrap_verl_correction",
-        "verl's own correction must not run beside ours, and must not put holes into the mask before the advantages",
+        "verl's own correction must not run beside ours, and must not reject tokens before the advantages are computed",
         "verl's correction can be switched off where rollout log-probs are kept",
     ),
     Patch(
@@ -154,7 +154,7 @@ SEAMS: tuple[Patch, ...] = (
         ),
         ("compute_advantage",),
         "verl_rollout_corr.hooks.advantages:wrap_multi_trajectory_advantage",
-        "baseline: kept votes by session, not by row",
+        "baseline: kept decides for whole sessions of several rows which of them count in a baseline",
         "verl's advantages take a mask of the rows that vote",
     ),
     Patch(
@@ -190,7 +190,7 @@ SEAMS: tuple[Patch, ...] = (
         ("self",),
         ("resource_pool_manager", "actor_rollout_wg"),
         "verl_rollout_corr.hooks.driver_v0:wrap_workers_start",
-        "an unknown trainer is refused, and what is active is said, before any worker starts",
+        "an unknown trainer is refused, and the start-up line printed, before any worker starts",
         "verl tells plug-ins which trainer it starts",
     ),
     Patch(
@@ -217,7 +217,7 @@ SEAMS: tuple[Patch, ...] = (
         ("self", "rollout_resource_utilization"),
         ("metric_values", "step_count"),
         "verl_rollout_corr.hooks.fully_async:wrap_get_aggregated_metrics",
-        "it averages, adds or takes the largest by letters in the metric's name",
+        "it averages, adds or takes the largest, depending on parts of the metric's name",
         "verl reduces metrics by what they declare, not by their names",
     ),
     Patch(

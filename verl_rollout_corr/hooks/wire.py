@@ -1,5 +1,5 @@
-"""Every name under which something of ours crosses a process, once: columns, entries beside them, metric keys, and the
-entries of verl's configuration.
+"""Every name that two processes must agree on, in one place: columns, entries beside them, metric keys, and entries of
+verl's configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIGEST = "rollout_corr_digest"
 """(B,) int64: the digest of what the trainer decided on the row (`proof.decision_digests`)."""
 
 VOTES = "rollout_corr_row_kept"
-"""(B,) bool: with `baseline: kept`, the rows that vote in their group's baseline."""
+"""(B,) bool: with `baseline: kept`, the rows that count in their group's baseline."""
 
 # Entries beside the columns, one per batch.
 
@@ -35,7 +35,7 @@ KEPT_TOKENS = "rollout_corr_kept_tokens"
 KEPT_SEQUENCES = "rollout_corr_kept_sequences"
 """With `denominator: kept`, the rows of the mini-batch with a kept token, over all ranks."""
 
-# Metrics that carry more than a number. None reaches a tracker.
+# Metrics that carry more than a number. The trainer takes them out before a tracker sees them.
 
 APPLIED_METRIC = "rollout_corr/applied"
 """Both modes: the micro-batch's `Applied`."""

@@ -112,7 +112,8 @@ def render(report: Report) -> str:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     css = _asset("uPlot.min.css") + _asset("report.css")
-    script = _asset("uPlot.iife.min.js") + "\n" + _asset("report.js")
+    # A page holds a copy of uPlot, and its licence asks that each copy contains it.
+    script = "\n".join(("/*", _asset("uPlot.LICENSE"), "*/", _asset("uPlot.iife.min.js"), _asset("report.js")))
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(css)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"

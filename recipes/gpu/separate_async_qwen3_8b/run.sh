@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # V1's separate_async with Qwen3-8B: 4 GPUs sample, 4 train, weights are published every 4 updates. The correction is chosen for the lag:
 # m2po trims the tokens that moved most, `lag` leaves out rows that are too old.
+# VERL_LOGGING_LEVEL: verl 0.9.1 stops at a log line of its own where hybrid_engine is false and the level is INFO (docs/trainers.md, Limits).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../launch.sh"
 data=${DATA:-$HOME/data}
@@ -28,6 +29,7 @@ launch qwen3 verl.trainer.main_ppo \
   actor_rollout_ref.model.use_remove_padding=true \
   actor_rollout_ref.model.enable_gradient_checkpointing=true \
   actor_rollout_ref.hybrid_engine=false \
+  +ray_kwargs.ray_init.runtime_env.env_vars.VERL_LOGGING_LEVEL=WARN \
   actor_rollout_ref.actor.strategy=fsdp2 \
   actor_rollout_ref.actor.optim.lr=1e-6 \
   actor_rollout_ref.actor.ppo_mini_batch_size=64 \
