@@ -33,7 +33,7 @@ from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.driver import decide_batch
 from verl_rollout_corr.hooks.driver_v1 import QueueAdapter
 from verl_rollout_corr.hooks.places import padded
-from verl_rollout_corr.hooks.proof import decision_digests
+from verl_rollout_corr.hooks.proof import Subject, decision_digests
 from verl_rollout_corr.kernels import choice
 from verl_rollout_corr.maths import correction
 
@@ -77,6 +77,7 @@ def columns_of(rows: int, longest: int) -> dict[str, Tensor]:
         "rollout_log_probs": rollout,
         "old_log_probs": train,
         "advantages": signs,
+        "responses": torch.ones(len(rollout), dtype=torch.int64),
     }
     return {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in flat.items()}
 
@@ -105,7 +106,8 @@ def our_step(batch: Any, maths: Callable[..., Any], clock: Clock) -> None:
         given = (fetched.columns["old_log_probs"], fetched.rollout_log_probs, fetched.response_mask)
         result = maths(*given, config, staleness=torch.zeros_like(rows))
     with clock.part("digest of the decision"):
-        digests = decision_digests(rows, fetched.columns, result.keep, result.weights, fetched.rollout_log_probs)
+        subject = Subject(rows, fetched.columns, 0, fetched.rollout_log_probs)
+        digests = decision_digests(subject, result.keep, result.weights)
     with clock.part("metrics"):
         finalize(result.sums)
     columns = {wire.KEEP: result.keep, wire.WEIGHTS: result.weights, wire.ROW: rows, wire.DIGEST: digests}

@@ -181,15 +181,17 @@ def test_rejected_tokens_leave_policy_entropy_and_kl(ran: Planned, model: Path) 
 
 @pytest.mark.chaos
 def test_nan_of_the_actor_stops_a_bypass_run_and_names_the_row(ran: Planned) -> None:
-    """Only the loss sees it: the update is made without the row, and nothing follows."""
+    """Only the loss sees it: it rejects the row, and the optimiser does not step."""
     assert list(ran.lines) == list(range(1, len(PLAN)))
-    found = re.search(r"InputError.*log-prob is nan at row 5, position 2, and 3\.12% of", reading.plain(ran.run.log))
-    assert found is not None, ran.run.tail()
+    said = r"InputError.*log-prob is nan at row 5, position 2, and 1 rows of.*The run stops before the optimiser steps"
+    assert re.search(said, reading.plain(ran.run.log)) is not None, ran.run.tail()
     step = ran.seen("nan_of_the_actor")
     assert max(ran.records) == len(PLAN)
     invalid = [row for row in step.rows if row.log_prob[row.mask].isnan().any()]
     assert len(invalid) == 1 and not invalid[0].keep.any()
-    assert all(math.isfinite(micro.record["loss"]) for micro in step.micro_batches)
+    for micro in step.micro_batches:  # NaN where verl would step although nobody has looked: it skips such a step
+        finite = not any(row.log_prob[row.mask].isnan().any() for row in micro.rows())
+        assert math.isfinite(micro.record["loss"]) is finite
 
 
 def test_a_resumed_run_goes_on_corrected(resumed: Planned) -> None:

@@ -109,11 +109,13 @@ class _Workers:
         from verl.workers import engine_workers
 
         self.model = model
-        self.original = (engine_workers.ppo_loss, engine_workers.TrainingWorker.train_batch)
+        worker = engine_workers.TrainingWorker
+        self.original = (engine_workers.ppo_loss, worker.train_batch, worker.train_mini_batch)
         assert inspect.unwrap(self.original[0]) is self.original[0]
         self.built: dict[Engine, Any] = {}
         self.composed: dict[Engine, Any] = {}
         self.configured: dict[Any, Any] = {}
+        self.update = 0
 
     def configuration(self, engine: Engine, job: Job) -> Any:
         """verl's own configuration of a run, with the job's overrides and our node as a preset would write it."""
@@ -196,6 +198,7 @@ class _Workers:
         config, actor = self.configured[key]
         worker = self.worker(job.engine, config)
         gradients: list[dict[str, Any]] = []
+        self.update += 2  # the odd ones are for a fault
         with self._functions(job.unhooked), _fault(job, worker.rank):
             worker.set_loss_fn(partial(engine_workers.ppo_loss, config=actor))
             for name, value in {
@@ -207,7 +210,7 @@ class _Workers:
             for group in worker.engine.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] = job.learning_rate
             worker.engine.lr_scheduler.base_lrs = [job.learning_rate]
-            batch = _batch(job, actor, worker.world_size, worker.rank)
+            batch = _batch(job, actor, worker.world_size, worker.rank, self.update)
             with _counted(worker.engine), _watched(worker.engine, gradients):
                 output = worker.train_mini_batch(batch)
             hooked = _seams_in_force()
@@ -218,13 +221,13 @@ class _Workers:
         from verl.workers import engine_workers
 
         worker = engine_workers.TrainingWorker
-        hooked = engine_workers.ppo_loss, worker.train_batch
+        hooked = engine_workers.ppo_loss, worker.train_batch, worker.train_mini_batch
         if unhooked:
-            engine_workers.ppo_loss, worker.train_batch = self.original
+            engine_workers.ppo_loss, worker.train_batch, worker.train_mini_batch = self.original
         try:
             yield
         finally:
-            engine_workers.ppo_loss, worker.train_batch = hooked
+            engine_workers.ppo_loss, worker.train_batch, worker.train_mini_batch = hooked
 
 
 @contextmanager
@@ -322,15 +325,22 @@ def _full_gradients(module: Any) -> dict[str, Any]:
     return named()
 
 
-def _batch(job: Job, actor: Any, ranks: int, rank: int) -> Any:
+def _batch(job: Job, actor: Any, ranks: int, rank: int, update: int) -> Any:
     """This rank's share as verl's dispatch would deliver it, with what the trainer writes beside the columns."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.padding import left_right_2_no_padding
 
     from hooks import rows as forms
+    from verl_rollout_corr.hooks import wire
 
-    rows = forms.split(job.rows, ranks=ranks, mini_batches=job.mini_batches)[rank]
-    columns = forms.queue_form(rows) if job.form == "queue" else forms.padded_form(rows, fill=job.fill)
+    shares = forms.split(job.rows, ranks=ranks, mini_batches=job.mini_batches)
+    rows = shares[rank]
+    if job.form == "queue":
+        columns = forms.queue_form(rows, update=update)
+    else:
+        columns = forms.padded_form(rows, fill=job.fill, update=update)
+    if job.mapping is None:
+        columns = {name: column for name, column in columns.items() if name not in (wire.ROW, wire.DIGEST)}
     size = len(job.rows) // job.mini_batches
     data = tu.get_tensordict(columns, {})
     if job.form == "padded":
@@ -347,9 +357,22 @@ def _batch(job: Job, actor: Any, ranks: int, rank: int) -> Any:
         dataloader_kwargs={"shuffle": False},
         temperature=1.0,
         compute_loss=True,
+        **_sent_along(job, shares, update),
         **job.extra,
     )
     return data
+
+
+def _sent_along(job: Job, shares: list[list[Row]], update: int) -> dict[str, Any]:
+    import torch
+
+    from hooks import rows as forms
+    from verl_rollout_corr.configuration.parser import parse
+    from verl_rollout_corr.hooks.share import sent_along
+
+    if job.mapping is None:
+        return {}
+    return sent_along(parse(job.mapping), torch.cat([forms.digests(share, update) for share in shares]), update)
 
 
 def _answer(output: Any, gradients: list[dict[str, Any]], hooked: bool) -> Answer:

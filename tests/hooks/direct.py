@@ -18,7 +18,7 @@ from hooks import rows as forms
 from hooks.rows import Row
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.configuration.run_check import BYPASS_LOSS_MODE
-from verl_rollout_corr.hooks import compat, policy_loss
+from verl_rollout_corr.hooks import compat, ledger, policy_loss
 from verl_rollout_corr.hooks.worker import wrap_ppo_loss
 
 VERL_LOSSES = sorted(set(POLICY_LOSS_REGISTRY) - {BYPASS_LOSS_MODE})
@@ -79,6 +79,7 @@ def call(
         dp_size=1,
         batch_num_tokens=masked if tokens is None else tokens,
         global_batch_size=len(rows) if sequences is None else sequences,
+        rollout_corr_update=0,
         rollout_corr_kept_tokens=tokens,
         rollout_corr_kept_sequences=sequences,
         **beside,
@@ -96,8 +97,9 @@ def call(
     output = {"log_probs": torch.nested.nested_tensor_from_jagged(flat, offsets)}
     if entropy:
         output["entropy"] = torch.nested.nested_tensor_from_jagged(-flat, offsets)
-    loss, metrics = function(config=config, model_output=output, data=data)
-    loss.backward()
+    with ledger.opened():
+        loss, metrics = function(config=config, model_output=output, data=data)
+        loss.backward()
     gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
     return Result(loss.detach(), gradients, metrics)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hooks.tiny_model import VOCABULARY
-from verl_rollout_corr.hooks.proof import decision_digests
-from verl_rollout_corr.hooks.wire import DIGEST, KEEP, ROW, WEIGHTS
+from verl_rollout_corr.hooks.proof import Subject, decision_digests
+from verl_rollout_corr.hooks.wire import DIGEST, KEEP, ROW, STALENESS, WEIGHTS
 
 PROMPT_WIDTH = 6
 RESPONSE_WIDTH = 12
@@ -117,17 +117,19 @@ def padding_row() -> Row:
     return row.having(old_log_probs=zero - 0.7, rollout_log_probs=zero, ref_log_prob=zero - 0.7, advantages=zero)
 
 
-def digests(rows: list[Row]) -> Tensor:
+def digests(rows: list[Row], update: int = 0) -> Tensor:
     """(B,): what the trainer ships of its decision, or in bypass mode (no keep) of what is to be decided on."""
     found = []
     for number, row in enumerate(rows):
-        one = {name: column[None] for name, column in row.columns.items()} | {"response_mask": row.mask[None]}
+        one = {name: column[None] for name, column in row.columns.items()}
+        one |= {"response_mask": row.mask[None], "responses": row.response[None]}
         at = row.columns.get(ROW, torch.tensor(number))[None]
-        found.append(decision_digests(at, one, one.get(KEEP), one.get(WEIGHTS), one["old_log_probs"]))
+        subject = Subject(at, one, update, one["old_log_probs"], one.get(STALENESS))
+        found.append(decision_digests(subject, one.get(KEEP), one.get(WEIGHTS)))
     return torch.cat(found)
 
 
-def queue_form(rows: list[Row]) -> dict[str, Tensor]:
+def queue_form(rows: list[Row], *, update: int = 0) -> dict[str, Tensor]:
     """V1: jagged columns, as the TransferQueue delivers them."""
 
     def jagged(tensors: list[Tensor]) -> Tensor:
@@ -145,12 +147,12 @@ def queue_form(rows: list[Row]) -> dict[str, Tensor]:
         "response_mask": jagged(masks),
         "loss_mask": jagged(masks),
         ROW: torch.arange(len(rows)),
-        DIGEST: digests(rows),
+        DIGEST: digests(rows, update),
         **columns,
     }
 
 
-def padded_form(rows: list[Row], *, fill: float = 0.0) -> dict[str, Tensor]:
+def padded_form(rows: list[Row], *, fill: float = 0.0, update: int = 0) -> dict[str, Tensor]:
     """V0: prompts padded on the left, responses on the right, before verl's left_right_2_no_padding. `fill` stands in
     the padding.
     """
@@ -180,7 +182,7 @@ def padded_form(rows: list[Row], *, fill: float = 0.0) -> dict[str, Tensor]:
         "position_ids": (attention.cumsum(dim=1) - 1).clamp(min=0),
         "response_mask": torch.stack([right(row.mask) for row in rows]),
         ROW: torch.arange(len(rows)),
-        DIGEST: digests(rows),
+        DIGEST: digests(rows, update),
         **floats,
     }
 

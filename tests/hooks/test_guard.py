@@ -171,6 +171,6 @@ def test_a_changed_decision_makes_the_loss_nan_where_nobody_looks_before_the_ste
     """Outside of train_batch: verl skips a step whose gradient is not finite, and the trainer finds the rest."""
     config = direct.configuration(WEIGHTED, monkeypatch)
     assert torch.isfinite(direct.call(config, decided).loss)
-    monkeypatch.setattr(rows, "digests", lambda batch: torch.zeros(len(batch), dtype=torch.int64))
+    monkeypatch.setattr(rows, "digests", lambda batch, update: torch.zeros(len(batch), dtype=torch.int64))
     found = direct.call(config, decided)
     assert torch.isnan(found.loss) and all(gradient.isnan().any() for gradient in found.gradients[:3])

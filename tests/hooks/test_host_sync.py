@@ -18,7 +18,6 @@ from hooks.test_gradients import WEIGHTED
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.hooks import ledger, wire, worker
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.hooks.first_invalid import FirstInvalid
 from verl_rollout_corr.hooks.places import Places
 from verl_rollout_corr.hooks.transport import Carried, join
 from verl_rollout_corr.maths.correction import decide
@@ -152,8 +151,7 @@ def test_what_a_mini_batch_sends_home_is_copied_once(copies: list[str]) -> None:
     applied = Applied.to_micro_batch(
         0, mask, decision.keep.bool(), torch.full((2, 3), 0.3), digests=torch.tensor([-1, 5])
     )
-    place = FirstInvalid(torch.tensor([torch.inf, 0.0, 0.0], dtype=torch.float64))
-    for content in (decision.sums, applied, place):
+    for content in (decision.sums, applied):
         copies.clear()
         travelled = pickle.dumps(content)
         assert copies == ["cpu"]

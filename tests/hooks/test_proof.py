@@ -77,26 +77,37 @@ def test_all_that_the_loss_needs_is_in_the_digest(bypass: bool) -> None:
         torch.tensor([[0.5, 2.0, 7.0]]),
     )
     old, advantages, rows = torch.tensor([[-1.0, -2.0, 0.0]]), torch.tensor([[0.5, 0.5, 0.5]]), torch.tensor([3])
+    ids, lags = torch.tensor([[7, 8, 0]]), torch.tensor([1])
 
-    def digest(weights: Tensor, old: Tensor, advantages: Tensor) -> Tensor:
-        columns = {"response_mask": mask, "old_log_probs": old, "advantages": advantages}
+    def digest(
+        weights: Tensor = weights,
+        old: Tensor = old,
+        advantages: Tensor = advantages,
+        ids: Tensor = ids,
+        lags: Tensor = lags,
+        update: int = 4,
+    ) -> Tensor:
+        columns = {"response_mask": mask, "old_log_probs": old, "advantages": advantages, "responses": ids}
         chosen = (None, None) if bypass else (keep, weights)
-        found = proof.decision_digests(rows, columns, *chosen, old)
+        found = proof.decision_digests(proof.Subject(rows, columns, update, old, lags), *chosen)
         nested = [
             torch.nested.as_nested_tensor([c[0, :2]], layout=torch.jagged) for c in (*columns.values(), keep, weights)
         ]
         jagged = dict(zip(columns, nested, strict=False))
-        chosen = (None, None) if bypass else (nested[3], nested[4])
-        assert torch.equal(proof.decision_digests(rows, jagged, *chosen, nested[1]), found)
+        chosen = (None, None) if bypass else (nested[4], nested[5])
+        assert torch.equal(proof.decision_digests(proof.Subject(rows, jagged, update, nested[1], lags), *chosen), found)
         return found
 
-    made = digest(weights, old, advantages)
+    made = digest()
     first, last = torch.tensor([[0.1, 0.0, 0.0]]), torch.tensor([[0.0, 0.0 if bypass else 0.1, 9.0]])
-    assert (digest(weights + first, old, advantages) == made) == bypass
-    assert digest(weights, old + first, advantages) != made
-    assert digest(weights, old, advantages + first) != made
-    assert digest(weights + last, old + last, advantages + last) == made
-    assert digest(weights, advantages, old) != made
+    assert (digest(weights + first) == made) == bypass
+    assert digest(old=old + first) != made
+    assert digest(advantages=advantages + first) != made
+    assert digest(ids=ids + (first > 0)) != made
+    assert digest(weights + last, old + last, advantages + last, ids + (last > 0)) == made
+    assert digest(old=advantages, advantages=old) != made
+    assert digest(update=5) != made
+    assert (digest(lags=lags - 2) == made) == (not bypass)
 
 
 def test_parts_in_any_order_add_up() -> None:

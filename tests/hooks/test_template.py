@@ -26,6 +26,7 @@ def drawn(lengths: tuple[int, ...] = (3, 4, 6, 1), *, noise: float = 0.2) -> dic
         "old_log_probs": [],
         "response_mask": [],
         "advantages": [],
+        "responses": [],
     }
     for number, length in enumerate(lengths):
         rollout = -0.1 - torch.rand(length, generator=generator)
@@ -34,6 +35,7 @@ def drawn(lengths: tuple[int, ...] = (3, 4, 6, 1), *, noise: float = 0.2) -> dic
         rows["rollout_log_probs"].append(rollout)
         rows["old_log_probs"].append((rollout + noise * torch.randn(length, generator=generator)).clamp(max=-1e-3))
         rows["response_mask"].append(mask)
+        rows["responses"].append(torch.arange(length) + 3 * number)
         rows["advantages"].append(torch.full((length,), (-1.0) ** number))
     return rows
 

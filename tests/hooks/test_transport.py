@@ -13,7 +13,7 @@ from verl.utils.py_functional import append_to_dict
 
 from verl_rollout_corr import correct, finalize
 from verl_rollout_corr.hooks.transport import Carried, gather
-from verl_rollout_corr.hooks.wire import APPLIED_METRIC, FIRST_INVALID_METRIC, SUMS_METRIC
+from verl_rollout_corr.hooks.wire import APPLIED_METRIC, SUMS_METRIC
 
 
 def carried(*values: float) -> list[Carried]:
@@ -42,7 +42,7 @@ def test_the_mean_of_numpy_is_the_sum() -> None:
 
 def test_names_are_not_reduced_by_their_letters() -> None:
     """verl takes the maximum or minimum of a metric with these letters in its name."""
-    for key in (SUMS_METRIC, APPLIED_METRIC, FIRST_INVALID_METRIC):
+    for key in (SUMS_METRIC, APPLIED_METRIC):
         assert "max" not in "actor/" + key and "min" not in "actor/" + key
 
 

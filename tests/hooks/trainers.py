@@ -22,7 +22,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.hooks import driver_v0, driver_v1, wire
 from verl_rollout_corr.hooks.applied import Applied
-from verl_rollout_corr.hooks.proof import decision_digests
+from verl_rollout_corr.hooks.proof import Subject, decision_digests
 from verl_rollout_corr.hooks.transport import Carried
 
 Rows = list[Tensor]
@@ -55,7 +55,7 @@ def faithful(columns: dict[str, Tensor]) -> dict[str, Any]:
     """A loss that applies what the trainer decided, on one rank."""
     mask, weights = columns["response_mask"].bool(), columns.get(wire.WEIGHTS)
     keep = columns[wire.KEEP].bool() & mask
-    digests = decision_digests(columns[wire.ROW], columns, keep, weights, columns["old_log_probs"])
+    digests = decision_digests(Subject(columns[wire.ROW], columns, 0, columns["old_log_probs"]), keep, weights)
     applied = Applied.to_micro_batch(0, mask, keep, weights, digests=digests)
     return {"actor/" + wire.APPLIED_METRIC: Carried(applied)}
 

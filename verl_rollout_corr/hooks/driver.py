@@ -14,21 +14,20 @@ import torch
 from omegaconf import open_dict
 from torch import Tensor
 
-from verl_rollout_corr.errors import HookError, InputError
+from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import activity, compat, dump, same_code, wire
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.batches import Adapter, Decided, TrainerBatch
 from verl_rollout_corr.hooks.entrance import check_not_constant
-from verl_rollout_corr.hooks.first_invalid import FirstInvalid
-from verl_rollout_corr.hooks.proof import decision_digests, total
+from verl_rollout_corr.hooks.proof import Subject, decision_digests, total
 from verl_rollout_corr.hooks.seams import Trainer
+from verl_rollout_corr.hooks.share import sent_along
 from verl_rollout_corr.hooks.transport import gather
 from verl_rollout_corr.hooks.updates import UpdateStatistics, state_of
 from verl_rollout_corr.hooks.weight_versions import history_of
 from verl_rollout_corr.kernels.choice import correct
 from verl_rollout_corr.maths.inputs import check_valid, invalid_tokens
-from verl_rollout_corr.maths.metrics import PREFIX, finalize
 from verl_rollout_corr.maths.scopes import row_offsets, to_padded
 from verl_rollout_corr.maths.sums import Sums
 
@@ -51,8 +50,9 @@ def update_actor(
     batch = adapter.fetch(dump.COLUMNS if dump.wanted(config, trainer.global_steps) else ())
     history = history_of(trainer.actor_rollout_wg)
     lags = history.lags(batch.versions, _updates_behind_train(trainer, config, known))
-    decided = decide_batch(batch, config, lags)
-    adapter.ship(decided.columns, {wire.HORIZON: horizon(trainer.config)})
+    decided = decide_batch(batch, config, lags, update=history.updates)
+    along = sent_along(config, decided.digests, history.updates)
+    adapter.ship(decided.columns, {wire.HORIZON: horizon(trainer.config)} | along)
     with dump.written(trainer, config, batch, decided, lags):
         answer, metrics = adapter.train()
     history.updates += 1
@@ -64,15 +64,17 @@ def update_actor(
     return answer, metrics, statistics
 
 
-def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor) -> Decided:
+def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor, *, update: int = 0) -> Decided:
     """The correction of the whole batch in decoupled mode; in bypass mode the checks that need no forward pass.
+    `update` is its number.
 
     Raises InputError for a log-prob of the engine that cannot be one, unless `invalid: reject`.
     """
     rows = torch.arange(len(lags))
     if config.mode is Mode.BYPASS:
         _check_rollout(batch, config)
-        digests = decision_digests(rows, batch.columns, None, None, batch.rollout_log_probs)
+        subject = Subject(rows, batch.columns, update, batch.rollout_log_probs, lags)
+        digests = decision_digests(subject, None, None)
         return Decided({wire.STALENESS: lags, wire.ROW: rows, wire.DIGEST: digests}, digests)
     result = correct(
         batch.columns["old_log_probs"],
@@ -84,7 +86,8 @@ def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor) -
         staleness=lags,
     )
     check_not_constant(result.sums, config)
-    digests = decision_digests(rows, batch.columns, result.keep, result.weights, batch.rollout_log_probs)
+    subject = Subject(rows, batch.columns, update, batch.rollout_log_probs)
+    digests = decision_digests(subject, result.keep, result.weights)
     columns = {wire.KEEP: result.keep, wire.ROW: rows, wire.DIGEST: digests}
     if result.weights is not None:
         columns[wire.WEIGHTS] = result.weights
@@ -117,33 +120,23 @@ def tokens_of_rows(mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FromWorkers:
-    """What the workers sent with their metrics: `sums` in bypass mode, and `first_invalid` where an invalid log-prob
-    stops the run.
-    """
+    """What the workers sent with their metrics; `sums` in bypass mode."""
 
     applied: Applied
     sums: Sums | None = None
-    first_invalid: FirstInvalid | None = None
 
 
 def take_worker_statistics(metrics: dict[str, Any]) -> FromWorkers:
     """Takes our entries out of verl's metrics and returns their totals. Raises HookError if there are none: verl's loss
     ran without the correction.
     """
-    applied, sums, first_invalid = (
-        metrics.pop(_BY_WORKERS + key, None)
-        for key in (wire.APPLIED_METRIC, wire.SUMS_METRIC, wire.FIRST_INVALID_METRIC)
-    )
+    applied, sums = (metrics.pop(_BY_WORKERS + key, None) for key in (wire.APPLIED_METRIC, wire.SUMS_METRIC))
     if applied is None:
         raise HookError(
             "rollout_corr: the actor updated without our loss: its metrics carry no "
             f"{_BY_WORKERS + wire.APPLIED_METRIC}. The worker's process did not load the hook"
         )
-    return FromWorkers(
-        gather(applied),
-        None if sums is None else gather(sums),
-        None if first_invalid is None else gather(first_invalid),
-    )
+    return FromWorkers(gather(applied), None if sums is None else gather(sums))
 
 
 def check_applied(applied: Applied, mask: Tensor, decided: Decided, epochs: int) -> None:
@@ -175,22 +168,13 @@ def conclude(
 ) -> UpdateStatistics:
     """What an update leaves behind. `sums` are the trainer's, or None where the workers decided.
 
-    Raises HookError if there are no statistics, and InputError if the workers met an invalid log-prob in bypass mode
-    and `invalid: error`: only the forward pass knows it, and the loss does not wait for the host.
+    Raises HookError if there are no statistics.
     """
     sums = workers.sums if sums is None else sums
     if sums is None:
         raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
     sums = sums.to("cpu")
     check_not_constant(sums, config)
-    if workers.first_invalid is not None and workers.first_invalid.found:
-        fraction = finalize(sums)[PREFIX + "invalid_seq_fraction"]
-        raise InputError(
-            f"rollout_corr: the trainer's log-prob is {workers.first_invalid}, and {fraction:.2%} of the sequences of "
-            "the update have an invalid one: the forward pass gave NaN, +inf or a log-prob above 0 (the engine's were "
-            "checked before). They were left out of the update, and the run stops after it. Fix the source, or set "
-            "rollout_corr.invalid=reject to go on without such sequences and count them"
-        )
     empty = int((tokens_of_rows(batch.response_mask) == 0).sum())
     return UpdateStatistics(sums, workers.applied, padding=batch.padding, untrainable=empty - batch.padding)
 

@@ -19,7 +19,7 @@ from verl_rollout_corr.hooks.configured import config_of_run
 from verl_rollout_corr.hooks.entrance import rollout_log_probs_of
 from verl_rollout_corr.hooks.updates import joined, state_of
 
-_FIELDS = ["uid", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
+_FIELDS = ["uid", "response_mask", "responses", "rollout_log_probs", "old_log_probs", "advantages"]
 
 
 def _is_padding(tag: dict[str, Any]) -> bool:

@@ -6,6 +6,8 @@ pass and the optimiser's step, which waits for the norm of the gradient anyway.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_rollout_corr.errors import HookError
+from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.hooks import wire
+from verl_rollout_corr.hooks.first_invalid import FirstInvalid, nowhere
 from verl_rollout_corr.hooks.places import flat
+from verl_rollout_corr.hooks.share import Share
 from verl_rollout_corr.hooks.transport import join
 
 _NO_ROW = torch.iinfo(torch.int64).max
@@ -32,6 +36,7 @@ class Call:
     changed_row: the lowest row whose decision is not the trainer's; a large number where all are.
     altered: whether verl's policy loss was handed something else than was prepared for it.
     leaked: whether a token that may not be trained on has a gradient.
+    invalid: (4,) float64, the `first_invalid` log-prob of those that stop the run, in bypass mode.
     """
 
     tokens: Tensor
@@ -39,6 +44,7 @@ class Call:
     changed_row: Tensor
     altered: Tensor
     leaked: Tensor
+    invalid: Tensor
     received: dict[str, Tensor | None] | None = None
     """What verl's policy loss was handed, by the names of its parameters."""
 
@@ -50,7 +56,8 @@ class Call:
         no = torch.zeros((), dtype=torch.bool, device=mask.device)
         changed = torch.where(decided == received, torch.full_like(rows, _NO_ROW), rows)
         nothing = torch.full_like(rows[:1], _NO_ROW) if len(rows) else rows.new_full((1,), _NO_ROW)
-        return cls(mask.sum(), received.sum(), torch.cat([changed, nothing]).min(), no, no.clone())
+        lowest = torch.cat([changed, nothing]).min()
+        return cls(mask.sum(), received.sum(), lowest, no, no.clone(), nowhere(mask.device))
 
     def compare(self, prepared: dict[str, Tensor | None], mask: Tensor) -> Tensor | None:
         """Compares what verl's policy loss was handed with what was prepared for it, at the tokens of the mask. Returns
@@ -88,14 +95,14 @@ class Call:
         output.register_hook(look)
 
     def flags(self) -> Tensor:
-        """(5,) int64, on the device: tokens, digest, changed_row, altered, leaked."""
+        """(9,) int64, on the device: tokens, digest, changed_row, altered, leaked, and the bits of invalid."""
         flags = (self.tokens, self.digest, self.changed_row, self.altered, self.leaked)
-        return torch.stack([flag.long() for flag in flags])
+        return torch.cat([torch.stack([flag.long() for flag in flags]), self.invalid.view(torch.int64)])
 
     @property
     def sound(self) -> Tensor:
         """Whether every check that can be made before the backward pass succeeded."""
-        return (self.changed_row == _NO_ROW) & ~self.altered
+        return (self.changed_row == _NO_ROW) & ~self.altered & (self.invalid[0] == torch.inf)
 
 
 def poison(sound: Tensor, dtype: torch.dtype) -> Tensor:
@@ -111,6 +118,8 @@ class Ledger:
     """The calls of one mini-batch on one rank."""
 
     calls: list[Call] = field(default_factory=list)
+    checked: bool = False
+    """Whether `check` ran, before the optimiser's step."""
 
 
 _open: list[Ledger] = []
@@ -119,9 +128,17 @@ _current: list[Call] = []
 
 @contextmanager
 def calling(call: Call) -> Iterator[None]:
-    """While verl's loss runs for this call. Outside of it the actor's policy loss refuses to run."""
-    if _open:
-        _open[-1].calls.append(call)
+    """While verl's loss runs for this call. Outside of it the actor's policy loss refuses to run.
+
+    Raises HookError outside of `checked_before_step`: nothing would look at the call before the optimiser's step.
+    """
+    if not _open:
+        raise HookError(
+            "rollout_corr: the actor's loss runs outside of the train_batch that checks it before the optimiser "
+            "steps: something has put another function in the place of "
+            "verl.workers.engine_workers.TrainingWorker.train_batch. The run stops before it trains unchecked"
+        )
+    _open[-1].calls.append(call)
     _current.append(call)
     try:
         yield
@@ -135,29 +152,45 @@ def current_call() -> Call | None:
 
 
 @contextmanager
-def checked_before_step(engine: Any, data: Any) -> Iterator[None]:
+def opened() -> Iterator[Ledger]:
+    """Collects the calls of the loss while it lasts."""
+    _open.append(Ledger())
+    try:
+        yield _open[-1]
+    finally:
+        _open.pop()
+
+
+@contextmanager
+def checked_before_step(engine: Any, data: Any, share: Share | None = None) -> Iterator[None]:
     """Checks the calls of this mini-batch on this rank when the engine is about to step its optimiser, and joins what
-    its micro-batches send to the trainer.
+    its micro-batches send to the trainer. `share`: the rows of this rank in the whole update.
+
+    Raises HookError if the engine trains without the method in which the check is.
     """
-    ledger = Ledger()
     step, update = engine.optimizer_step, engine.train_batch
 
     def optimizer_step(*positional: Any, **named: Any) -> Any:
-        check(ledger, data, complete=engine.is_mp_src_rank_with_outputs())
+        rows = check(ledger, data, complete=engine.is_mp_src_rank_with_outputs())
+        if share is not None:
+            share.take(rows)
+        ledger.checked = True
         return step(*positional, **named)
 
     def train_batch(*positional: Any, **named: Any) -> Any:
         output = update(*positional, **named)
+        if not ledger.checked:
+            raise HookError(
+                f"rollout_corr: {type(engine).__qualname__} has trained on a mini-batch without a call of its own "
+                "optimizer_step, before which the correction is checked, so that nobody knows whether it was applied. "
+                "Use an engine of verl's, or let yours call self.optimizer_step"
+            )
         if engine.is_mp_src_rank_with_outputs():
             join(output["metrics"])
         return output
 
-    _open.append(ledger)
-    try:
-        with _replaced(engine, optimizer_step=optimizer_step, train_batch=train_batch):
-            yield
-    finally:
-        _open.pop()
+    with opened() as ledger, _replaced(engine, optimizer_step=optimizer_step, train_batch=train_batch):
+        yield
 
 
 @contextmanager
@@ -173,9 +206,10 @@ def _replaced(engine: Any, **methods: Callable[..., Any]) -> Iterator[None]:
         vars(engine).update(own)
 
 
-def check(ledger: Ledger, data: Any, *, complete: bool) -> None:
+def check(ledger: Ledger, data: Any, *, complete: bool) -> list[int]:
     """Raises HookError unless the loss applied the trainer's decision to all tokens of the mini-batch, and to nothing
-    else. `complete`: whether this process computes the loss (with pipelines, only the last stage does).
+    else, and InputError for an invalid log-prob that stops the run. Returns the numbers of the mini-batch's rows.
+    `complete`: whether this process computes the loss (with pipelines, only the last stage does).
     """
     mask = data["response_mask"]
     count = (mask.values() if mask.is_nested else mask).bool().sum()
@@ -190,24 +224,47 @@ def check(ledger: Ledger, data: Any, *, complete: bool) -> None:
             "of a mini-batch of this process, so that the rest would train uncorrected: something replaced the loss or "
             f"the batch. {_STOPPED}"
         )
-    for _, _, changed_row, altered, leaked in found:
-        if changed_row != _NO_ROW:
-            raise HookError(
-                f"rollout_corr: row {changed_row} of the trainer's batch reached the actor's loss with "
-                "another decision than the trainer made: its tokens, its mask, its weights, its advantages or its "
-                f"log-probs were changed on the way. {_STOPPED}"
-            )
-        if altered:
-            raise HookError(
-                "rollout_corr: verl's policy loss was handed other log-probs, advantages, weights or another mask than "
-                f"the correction prepared for it: something changes them in between. {_STOPPED}"
-            )
-        if leaked:
-            raise HookError(
-                "rollout_corr: tokens that the correction rejected have a gradient: the actor's loss ignores what was "
-                f"decided, or something adds to it. {_STOPPED}"
-            )
+    for _, _, changed_row, altered, leaked, *_ in found:
+        _check_call(changed_row, altered=bool(altered), leaked=bool(leaked))
     _check_rows(rows, digest, sum(seen for _, seen, *_ in found) if complete else None)
+    _check_valid([FirstInvalid(*map(_float, flags[-4:])) for flags in found])
+    return rows
+
+
+def _float(bits: int) -> float:
+    """The float64 with the bits of this int64."""
+    return struct.unpack("<d", struct.pack("<q", bits))[0]
+
+
+def _check_call(changed_row: int, *, altered: bool, leaked: bool) -> None:
+    if changed_row != _NO_ROW:
+        raise HookError(
+            f"rollout_corr: row {changed_row} of the trainer's batch reached the actor's loss with another decision "
+            "than the trainer made: its tokens, its mask, its weights, its advantages, its age or its log-probs were "
+            f"changed on the way. {_STOPPED}"
+        )
+    if altered:
+        raise HookError(
+            "rollout_corr: verl's policy loss was handed other log-probs, advantages, weights or another mask than "
+            f"the correction prepared for it: something changes them in between. {_STOPPED}"
+        )
+    if leaked:
+        raise HookError(
+            "rollout_corr: tokens that the correction rejected have a gradient: the actor's loss ignores what was "
+            f"decided, or something adds to it. {_STOPPED}"
+        )
+
+
+def _check_valid(found: list[FirstInvalid]) -> None:
+    """Bypass mode: only the forward pass knows the trainer's log-probs, so this cannot be seen earlier."""
+    first = min(found, default=None)
+    if first is not None and first.row != math.inf:
+        raise InputError(
+            f"rollout_corr: the trainer's log-prob is {first}, and {int(sum(each.rows for each in found))} rows of a "
+            "mini-batch of this process have an invalid one: the forward pass gave NaN, +inf or a log-prob above 0 "
+            f"(the engine's were checked before). {_STOPPED}. Fix the source, or set rollout_corr.invalid=reject to go "
+            "on without such sequences and count them"
+        )
 
 
 def _check_rows(rows: list[int], digest: int, seen: int | None) -> None:

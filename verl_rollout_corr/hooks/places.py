@@ -53,6 +53,13 @@ class Places:
         read = values.index_select(0, index.flatten()).view(index.shape)
         return torch.where(self.inside, read, torch.zeros_like(read))
 
+    def tokens(self, input_ids: Tensor) -> Tensor:
+        """(B, T): the response tokens themselves, one place behind the output that predicts them; 0 beyond the
+        response.
+        """
+        following = Places(self.index + 1, self.inside)
+        return following.read(input_ids)
+
     def marked(self, tokens: Tensor, size: int) -> Tensor:
         """(size,) bool: the places, in a flat output, of the response tokens where `tokens` (B, T) is set."""
         index = torch.where(self.inside & tokens, self.index, torch.full_like(self.index, size))

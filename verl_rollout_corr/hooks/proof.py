@@ -1,15 +1,16 @@
 """Proof that the decision that reached the loss is the one that the trainer made: a digest of each row, exact and
 additive.
 
-A digest is a sum of whole numbers modulo 2^64, one per response token: a hash of the row's number, times a hash of the
-token's position, times what was decided there and what the loss reads there. So digests add over tokens, rows,
-micro-batches, ranks and epochs in any order. Two batches with the same counts and sums, in one of which something was
-moved or changed, have different digests.
+A digest is a sum of whole numbers modulo 2^64, one per response token: a hash of the numbers of its update and its row,
+times a hash of its position, times what was decided there and what the loss reads there, the token itself included. So
+digests add over tokens, rows, micro-batches, ranks and epochs in any order. Two batches with the same counts and sums,
+in one of which something was moved or changed, have different digests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -52,6 +53,10 @@ def _of_positions(positions: Tensor) -> Tensor:
     return _hash(positions, 1)
 
 
+def _of_lags(lags: Tensor) -> Tensor:
+    return _hash(lags, -1)
+
+
 def _content(mask: Tensor, keep: Tensor, values: Tensor | None) -> Tensor:
     """What was decided at each token, as a whole number; 0 outside the mask."""
     mask, keep = mask.bool(), keep.bool()
@@ -62,24 +67,46 @@ def _content(mask: Tensor, keep: Tensor, values: Tensor | None) -> Tensor:
     return torch.where(mask, content, torch.zeros_like(content))
 
 
-_SHARES = (1, _FIRST, _SECOND)
+_SHARES = (1, _FIRST, _SECOND, _STEP)
 """Odd factors of the columns that belong to a decision, so that two that change places change the digest."""
 
 
-def decision_digests(
-    rows: Tensor, columns: Mapping[str, Tensor], keep: Tensor | None, weights: Tensor | None, engine: Tensor
-) -> Tensor:
+@dataclass(frozen=True)
+class Subject:
+    """What a decision is about: rows (B,) of an update, with their columns over the response, padded or jagged.
+
+    `columns` has `response_mask`, `advantages`, `responses` (the tokens' ids) and `old_log_probs`; `engine` is log mu,
+    which bypass mode decides on, as it does on the rows' ages `lags` (B,).
+    """
+
+    rows: Tensor
+    columns: Mapping[str, Tensor]
+    update: int
+    engine: Tensor
+    lags: Tensor | None = None
+
+
+def decision_digests(subject: Subject, keep: Tensor | None, weights: Tensor | None) -> Tensor:
     """(B,) int64: the digest of all that the actor's loss needs of a batch, for the trainer and for the loss.
 
-    With the trainer's decision `keep` and `weights`: those, and at the kept tokens advantages and log pi_old. Without
-    one (bypass mode): at all tokens the engine's log-probs and the advantages.
+    With the trainer's decision `keep` and `weights`: those, and at the kept tokens advantages, ids and log pi_old.
+    Without one (bypass mode): at all tokens the engine's log-probs, the advantages and the ids, and the rows' ages.
     """
+    columns, rows = subject.columns, numbered(subject.rows, subject.update)
     mask, advantages = columns["response_mask"], columns["advantages"]
-    values = (engine, advantages) if keep is None else (weights, advantages, columns["old_log_probs"])
+    ids = columns["responses"].float()  # exact: no vocabulary has 2^24 tokens
+    values = (subject.engine, advantages, ids) if keep is None else (weights, advantages, ids, columns["old_log_probs"])
     digests = torch.zeros_like(rows)
     for value, share in zip(values, _SHARES, strict=False):
         digests = digests + share * row_digests(rows, mask, mask if keep is None else keep, value)
+    if keep is None and subject.lags is not None:
+        digests = digests + _of_rows(rows) * _of_lags(subject.lags)
     return digests
+
+
+def numbered(rows: Tensor, update: int) -> Tensor:
+    """Numbers of rows that no row of another update has: columns that stay from one are told apart by them."""
+    return rows + (update << 32)
 
 
 def row_digests(rows: Tensor, mask: Tensor, keep: Tensor, values: Tensor | None) -> Tensor:

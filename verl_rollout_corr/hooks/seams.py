@@ -68,6 +68,15 @@ SEAMS: tuple[Patch, ...] = (
         "verl counts the tokens of a mini-batch with the mask that its loss is given",
     ),
     Patch(
+        "verl.workers.engine_workers",
+        "TrainingWorker.train_mini_batch",
+        ("self", "data"),
+        ("make_iterator", "train_batch", "engine"),
+        "verl_rollout_corr.hooks.share:wrap_train_mini_batch",
+        "what reached all ranks is compared with what the trainer decided on, before anything is trained on",
+        "verl compares what reached its workers with what was sent",
+    ),
+    Patch(
         "verl.checkpoint_engine.base",
         "CheckpointEngineManager.update_weights",
         ("self", "global_steps"),

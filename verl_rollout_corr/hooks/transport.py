@@ -17,7 +17,7 @@ import numpy as np
 class Carried:
     """A value with `+`, on its way through code that averages.
 
-    The content is a `Sums`, an `Applied`, a `FirstInvalid`, or a tuple that is never added. Laws: `a + b` carries the
+    The content is a `Sums`, an `Applied`, or a tuple that is never added. Laws: `a + b` carries the
     sum of the contents; `a / n` is `a`; iterating yields `a` itself, since verl flattens one level when it has no
     data-parallel group.
     """

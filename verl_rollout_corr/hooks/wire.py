@@ -29,6 +29,15 @@ VOTES = "rollout_corr_row_kept"
 HORIZON = "rollout_corr_horizon"
 """The longest response that the run allows, in tokens: what `seq-mean-token-sum-norm` divides by."""
 
+UPDATE = "rollout_corr_update"
+"""The number of the update, counted by the trainer: no other one has it."""
+
+BATCH_DIGEST = "rollout_corr_batch_digest"
+"""The digests of all rows of the update together, as an int64."""
+
+DECIDED_WITH = "rollout_corr_decided_with"
+"""The trainer's configuration, as JSON text."""
+
 KEPT_TOKENS = "rollout_corr_kept_tokens"
 """With `denominator: kept`, the kept tokens of the mini-batch over all ranks."""
 
@@ -42,9 +51,6 @@ APPLIED_METRIC = "rollout_corr/applied"
 
 SUMS_METRIC = "rollout_corr/sums"
 """Bypass mode: the micro-batch's `Sums`."""
-
-FIRST_INVALID_METRIC = "rollout_corr/first_invalid"
-"""Bypass mode with `invalid: error`: the micro-batch's `FirstInvalid`."""
 
 STATISTICS_METRIC = "rollout_corr/statistics"
 """fully_async: one update's `UpdateStatistics`, on its way to the aggregator."""

@@ -25,12 +25,13 @@ from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.configured import config_of_actor
 from verl_rollout_corr.hooks.denominators import count_kept, set_counts, with_horizon
-from verl_rollout_corr.hooks.first_invalid import FirstInvalid
+from verl_rollout_corr.hooks.first_invalid import first_invalid
 from verl_rollout_corr.hooks.guard import guard, try_once
 from verl_rollout_corr.hooks.ledger import Call, calling, checked_before_step, poison
 from verl_rollout_corr.hooks.places import Places, flat, neutralise, padded
 from verl_rollout_corr.hooks.policy_loss import clip_bounds
-from verl_rollout_corr.hooks.proof import decision_digests
+from verl_rollout_corr.hooks.proof import Subject, decision_digests
+from verl_rollout_corr.hooks.share import config_of_worker, current_share, update_of
 from verl_rollout_corr.hooks.transport import Carried
 from verl_rollout_corr.kernels.on_gpu import decide
 from verl_rollout_corr.maths.inputs import warn_half
@@ -57,13 +58,15 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class _Decided:
-    """A micro-batch's decision: `keep` (B, T) bool, `weights` (B, T), and what bypass mode sends to the trainer."""
+    """A micro-batch's decision: `keep` (B, T) bool, `weights` (B, T), and of bypass mode what it sends to the trainer,
+    and the `first_invalid` log-prob where one stops the run.
+    """
 
     keep: Tensor
     weights: Tensor | None
     sums: Sums | None = None
     clipped: Tensor | None = None
-    first_invalid: FirstInvalid | None = None
+    invalid: Tensor | None = None
 
 
 def _required(columns: Mapping[str, Tensor], name: str, consequence: str) -> Tensor:
@@ -85,7 +88,7 @@ def _decided_by_trainer(columns: Mapping[str, Tensor], config: RolloutCorrConfig
 
 
 def _check_bound(loss: Any) -> None:
-    """Raises HookError if this worker holds verl's loss without the correction."""
+    """Raises HookError if this worker holds a loss without the correction, though with its configuration."""
     if not hasattr(loss.func, _CORRECTS):
         raise HookError(
             f"rollout_corr: this worker was given {loss.func.__module__}.{loss.func.__qualname__} as the actor's loss, "
@@ -119,18 +122,10 @@ def _decide_here(
         decision.weights,
         decision.sums,
         beyond_clip,
-        _first_invalid(config, train_log_probs, rollout_log_probs, columns),
+        first_invalid(columns[wire.ROW], train_log_probs, rollout_log_probs, columns["response_mask"])
+        if config.invalid is Invalid.ERROR
+        else None,
     )
-
-
-def _first_invalid(
-    config: RolloutCorrConfig, train_log_probs: Tensor, rollout_log_probs: Tensor, columns: Mapping[str, Tensor]
-) -> FirstInvalid | None:
-    """The first invalid log-prob, if one is to stop the run."""
-    if config.invalid is not Invalid.ERROR:
-        return None
-    rows = _required(columns, wire.ROW, "did not check it")
-    return FirstInvalid.of(rows, train_log_probs, rollout_log_probs, columns["response_mask"])
 
 
 def _micro_batch(
@@ -155,13 +150,15 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
             return original(config=actor, model_output=model_output, data=data, dp_group=dp_group)
         guard(actor.policy_loss.loss_mode)
         columns = padded(data, _COLUMNS)
+        for name in (wire.ROW, wire.DIGEST):
+            _required(columns, name, "did not say what it decided on")
         mask = columns["response_mask"].bool()
         places = Places.of(data, mask.shape[1])
         if ours.mode is Mode.BYPASS:
             decided = _decide_here(actor, ours, places.read(model_output["log_probs"].detach()), columns)
         else:
             decided = _decided_by_trainer(columns, ours)
-        digests = _digests(columns, decided, ours)
+        digests = _digests(data, columns, places, decided, ours)
         if decided.weights is not None:
             columns[wire.WEIGHTS] = decided.weights
         kept = mask & decided.keep
@@ -171,6 +168,8 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         silent = places.marked(~trained, flat(model_output["log_probs"]).shape[0])
         quiet_output, quiet_columns = neutralise(model_output, columns, trained, silent)
         call = Call.on(mask, columns[wire.ROW], columns[wire.DIGEST], digests)
+        if decided.invalid is not None:
+            call.invalid = decided.invalid
         for name in ("log_probs", "entropy"):
             if model_output.get(name) is not None:
                 call.watch(model_output[name], silent)
@@ -196,14 +195,22 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
     return ppo_loss
 
 
-def _digests(columns: Mapping[str, Tensor], decided: _Decided, config: RolloutCorrConfig) -> Tensor:
+def _digests(
+    data: TensorDict, columns: Mapping[str, Tensor], places: Places, decided: _Decided, config: RolloutCorrConfig
+) -> Tensor:
     """Digests (B,) of what the trainer decided on each row, computed from what arrived; in bypass mode, of what the
-    decision will be based on.
+    decision is based on. The tokens are those of which the model computes the log-probs.
     """
-    for name in (wire.ROW, wire.DIGEST):
-        _required(columns, name, "did not say what it decided on")
-    keep, weights = (None, None) if config.mode is Mode.BYPASS else (decided.keep, decided.weights)
-    return decision_digests(columns[wire.ROW], columns, keep, weights, columns["old_log_probs"])
+    tokens = places.tokens(data["input_ids"])
+    subject = Subject(
+        columns[wire.ROW],
+        {**columns, "responses": tokens},
+        update_of(data),
+        columns["old_log_probs"],
+        columns.get(wire.STALENESS),
+    )
+    chosen = (None, None) if config.mode is Mode.BYPASS else (decided.keep, decided.weights)
+    return decision_digests(subject, *chosen)
 
 
 def _to_trainer(
@@ -214,7 +221,6 @@ def _to_trainer(
     sent = {
         wire.APPLIED_METRIC: Applied.to_micro_batch(rank, mask, kept, weights, decided.clipped, digests),
         wire.SUMS_METRIC: decided.sums,
-        wire.FIRST_INVALID_METRIC: decided.first_invalid,
     }
     return {key: Carried(content) for key, content in sent.items() if content is not None}
 
@@ -231,15 +237,14 @@ def wrap_train_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def train_batch(self: Any, data: TensorDict) -> Any:
-        actor = getattr(self.loss_fn, "keywords", {}).get("config")
-        config = config_of_actor(actor) if actor is not None else None
+        config = config_of_worker(self, data)
         if config is None:
             return original(self, data)
         _check_bound(self.loss_fn)
-        try_once(actor, config)
+        try_once(self.loss_fn.keywords["config"], config)
         if config.denominator is Denominator.KEPT:
             count_kept(self, data)
-        with checked_before_step(self.engine, data):
+        with checked_before_step(self.engine, data, current_share()):
             return original(self, data)
 
     return train_batch

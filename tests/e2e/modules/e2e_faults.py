@@ -44,7 +44,7 @@ def _change_columns(engine_workers: ModuleType) -> None:
 
     @functools.wraps(original)
     def train_mini_batch(self: Any, data: Any) -> Any:
-        if e2e_updates.is_actors(self.loss_fn) and e2e_updates.number() == UPDATE - 1:
+        if e2e_updates.is_actors(self.loss_fn) and e2e_updates.number() == UPDATE:
             column, change = COLUMNS[FAULT]
             data[column] = change(data[column])
         return original(self, data)

@@ -20,7 +20,7 @@ def number() -> int:
 
 
 def before_update(callback: Callback) -> None:
-    """Calls `callback(worker, number)` in the actor's process before each of its updates."""
+    """Calls `callback(training_worker, number)` in the actor's process before each of its updates."""
     _callbacks.append(callback)
 
 
@@ -30,18 +30,17 @@ def is_actors(loss_function: Any) -> bool:
 
 
 def _count(engine_workers: ModuleType) -> None:
-    original = engine_workers.TrainingWorker.train_mini_batch
+    original = engine_workers.ActorRolloutRefWorker.update_actor
 
     @functools.wraps(original)  # with the attributes by which verl dispatches the method
-    def train_mini_batch(self: Any, data: Any) -> Any:
+    def update_actor(self: Any, data: Any) -> Any:
         global _number
-        if is_actors(self.loss_fn):
-            _number += 1
-            for callback in _callbacks:
-                callback(self, _number)
+        _number += 1
+        for callback in _callbacks:
+            callback(self.actor, _number)
         return original(self, data)
 
-    engine_workers.TrainingWorker.train_mini_batch = train_mini_batch
+    engine_workers.ActorRolloutRefWorker.update_actor = update_actor
 
 
 after_import("verl.workers.engine_workers", _count)
