@@ -200,7 +200,8 @@ from verl_rollout_corr import correct, parse
 config = parse({"weights": {"level": "token", "upper": 2.0}, "reject": {"seq_mean_k3": {"upper": 0.01}}})
 train = -torch.rand(8, 64)
 start = time.perf_counter()
-import numba
+import llvmlite.binding
+import llvmlite.ir
 imported = time.perf_counter()
 worked = time.process_time()
 from verl_rollout_corr.kernels import objects
@@ -219,7 +220,7 @@ def first_calls() -> str:
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             rows.append([label, *(f"{float(seconds):.2f}" for seconds in done.stdout.split())])
             print(rows[-1], flush=True)
-    return table("First call", "process", rows, ["import numba, s", "first correct, s", "of it on a core, s"])
+    return table("First call", "process", rows, ["import llvmlite, s", "first correct, s", "of it on a core, s"])
 
 
 def machine(script: str = "correct") -> str:

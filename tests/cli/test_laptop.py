@@ -37,7 +37,7 @@ else:
 print("loaded", *sorted({heavy} & set(sys.modules)), file=sys.stderr)
 sys.exit(code)
 """
-HEAVY = {"torch", "numba", "scipy", "hydra", "jinja2", "pyarrow", "numpy"}
+HEAVY = {"torch", "llvmlite", "scipy", "hydra", "jinja2", "pyarrow", "numpy"}
 
 
 def run(
@@ -57,7 +57,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_diagnosis_needs_numpy_and_arrow_alone(dump: Path) -> None:
-    done, loaded = run("diagnose", dump, "--json", blocked=(*BLOCKED, "torch", "numba", "scipy", "hydra", "jinja2"))
+    done, loaded = run("diagnose", dump, "--json", blocked=(*BLOCKED, "torch", "llvmlite", "scipy", "hydra", "jinja2"))
     assert done.returncode in (0, 1), done.stderr
     assert loaded == {"numpy", "pyarrow"}
 
@@ -77,7 +77,7 @@ def test_verbs_that_correct(words: list[str], dump: Path, tmp_path: Path) -> Non
 def test_words_about_presets(words: list[str]) -> None:
     done, loaded = run(*words)
     assert done.returncode == 0, done.stderr
-    assert not loaded & {"torch", "numba", "scipy", "pyarrow", "numpy", "jinja2"}
+    assert not loaded & {"torch", "llvmlite", "scipy", "pyarrow", "numpy", "jinja2"}
 
 
 def test_check_says_what_it_needs() -> None:

@@ -85,7 +85,7 @@ def ran(start_plan: StartPlan) -> Planned:
 def test_every_process_says_what_is_active(ran: Planned) -> None:
     assert ran.lines
     checks.said(ran.run, words=("preset=k3_rs+seq_is", "mode=decoupled", "weights=seq_sum[-,2.0]truncate"))
-    assert (reading.maths(ran.run.log) or "").startswith("numba-")
+    assert (reading.maths(ran.run.log) or "").startswith("llvmlite-")
 
 
 @pytest.mark.parametrize("name", EQUAL)

@@ -1,4 +1,4 @@
-"""Who corrects: the choice, what is said about it, and what happens where numba or a directory is missing."""
+"""Who corrects: the choice, what is said about it, and what happens where llvmlite or a directory is missing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("numba")
+pytest.importorskip("llvmlite")
 
 from verl_rollout_corr import InputError, correct, parse
 from verl_rollout_corr.hooks import activity
@@ -35,7 +35,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_twin_is_chosen_and_named() -> None:
     found = choice.chosen()
     assert found.twin is engine.correct
-    assert found.name == f"numba-{importlib.metadata.version('numba')}"
+    assert found.name == f"llvmlite-{importlib.metadata.version('llvmlite')}"
 
 
 def test_the_environment_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,12 +47,14 @@ def test_the_environment_can_do_without(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_word_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(choice.MATHS, "fast")
-    with pytest.raises(InputError, match="VERL_ROLLOUT_CORR_MATHS is 'fast'; write definition or numba"):
+    with pytest.raises(InputError, match="VERL_ROLLOUT_CORR_MATHS is 'fast'; write definition or kernels"):
         correct(*TENSORS, CONFIG)
 
 
-@pytest.mark.parametrize(("version", "reason"), [(None, "no-numba"), ("0.58.1", "numba-0.58.1-is-older-than-0.60")])
-def test_without_numba_the_definition_decides(
+@pytest.mark.parametrize(
+    ("version", "reason"), [(None, "no-llvmlite"), ("0.41.1", "llvmlite-0.41.1-is-older-than-0.44")]
+)
+def test_without_llvmlite_the_definition_decides(
     monkeypatch: pytest.MonkeyPatch, version: str | None, reason: str
 ) -> None:
     def installed(name: str) -> str:
@@ -64,8 +66,8 @@ def test_without_numba_the_definition_decides(
     assert choice.chosen() == choice.Choice(f"definition({reason})", None)
     assert correct(*TENSORS, CONFIG).keep.tolist() == [[1.0, 0.0]]
     choice.chosen.cache_clear()
-    monkeypatch.setenv(choice.MATHS, "numba")
-    with pytest.raises(InputError, match=f"is numba, and it cannot be used here: {reason}"):
+    monkeypatch.setenv(choice.MATHS, "kernels")
+    with pytest.raises(InputError, match=f"is kernels, and they cannot be used here: {reason}"):
         correct(*TENSORS, CONFIG)
 
 
@@ -86,7 +88,7 @@ def test_kernels_that_fail_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_trainers_line_says_who(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(activity, "_announced", {})
     activity.announce("trainer", parse(CONFIG))
-    assert f" maths=numba-{importlib.metadata.version('numba')}" in capsys.readouterr().out
+    assert f" maths=llvmlite-{importlib.metadata.version('llvmlite')}" in capsys.readouterr().out
     activity.announce("actor", parse(CONFIG))
     assert "maths=" not in capsys.readouterr().out
 
@@ -99,9 +101,9 @@ def compiled(name: str) -> machine.Stage:
 def test_kernels_are_read_from_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(objects, "_directories", lambda: [tmp_path / "kernels"])
     first, second = compiled("_one"), compiled("_one")
-    assert first.address and first._compiled is not None
+    assert first.address and first.compiled_here
     assert len(list((tmp_path / "kernels").iterdir())) == 1
-    assert second.address and second._compiled is None
+    assert second.address and not second.compiled_here
     source, target = torch.arange(5, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
     second.entry()(target.data_ptr(), 0, source.data_ptr(), 0, 5)
     assert torch.equal(source, target)
@@ -113,7 +115,7 @@ def test_half_a_file_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-100])
     again = compiled("_two")
-    assert again.address and again._compiled is not None
+    assert again.address and again.compiled_here
 
 
 def test_a_directory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

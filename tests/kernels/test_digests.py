@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("numba")
+pytest.importorskip("llvmlite")
 
 from verl_rollout_corr.hooks import proof
 from verl_rollout_corr.kernels import digests

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("numba")
+pytest.importorskip("llvmlite")
 
 from oracle.batches import DTYPES, LEVELS, MASK_DTYPES, NAMES, random_batch, random_config, random_criterion
 

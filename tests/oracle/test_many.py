@@ -91,7 +91,7 @@ def _check_in_a_loss(batch: Batch, parsed: Any, found: Any, note: str) -> None:
 
 def test_the_first_batches() -> None:
     """Of the many, as many as a second allows."""
-    pytest.importorskip("numba")
+    pytest.importorskip("llvmlite")
     for seed in range(10):
         check(seed)
 
@@ -100,6 +100,6 @@ def test_the_first_batches() -> None:
 @pytest.mark.parametrize("first", range(0, BATCHES // PER_SEED, CHUNK))
 def test_many_batches(first: int) -> None:
     """A failure names its seed: `check(seed)` repeats it."""
-    pytest.importorskip("numba")
+    pytest.importorskip("llvmlite")
     for seed in range(first, first + CHUNK):
         check(seed)

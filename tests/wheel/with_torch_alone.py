@@ -12,7 +12,7 @@ from verl_rollout_corr import ConfigError, correct, decide, finalize, load_prese
 
 assert "site-packages" in str(verl_rollout_corr.__file__), verl_rollout_corr.__file__
 assert importlib.metadata.version("verl-rollout-corr") == verl_rollout_corr.__version__
-for name in ("verl", "ray", "hydra", "omegaconf", "numba", "pyarrow", "typer"):
+for name in ("verl", "ray", "hydra", "omegaconf", "llvmlite", "pyarrow", "typer"):
     assert importlib.util.find_spec(name) is None, f"{name} is here: the environment is not fresh"
 
 mask = [[1, 1, 1], [1, 1]]

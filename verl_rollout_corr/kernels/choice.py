@@ -1,6 +1,6 @@
 """`correct` by the fast twin where it can be used, else by the definition; chosen once per process.
 
-numba is not imported until the first call.
+llvmlite, which compiles the twin, is not imported until the first call.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from verl_rollout_corr.maths import correction
 from verl_rollout_corr.maths.correction import Correction
 
 MATHS = "VERL_ROLLOUT_CORR_MATHS"
-"""The environment variable: with `definition` the twin is never used; with `numba` it is an error if it cannot be."""
+"""The environment variable: with `definition` the twin is never used; with `kernels` it is an error if it cannot be."""
 
-OLDEST_NUMBA = (0, 60)
-"""The first version of numba with all that the kernels need. The tests run with the version that vLLM pins."""
+OLDEST_LLVMLITE = (0, 44)
+"""The first version with all that the kernels need. vLLM brings it with numba; the tests run with the one of CI."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ def digest_sums(mask: Tensor, keep: Tensor, values: Tensor | None, offsets: Any,
 
 @lru_cache(maxsize=1)
 def chosen() -> Choice:
-    """Makes the choice; imports numba if it is installed. Raises InputError if numba is asked for and not usable."""
+    """Makes the choice; imports llvmlite if it is there. Raises InputError if the twin is asked for and not usable."""
     asked = os.environ.get(MATHS, "")
-    if asked not in ("", "definition", "numba"):
-        raise InputError(f"{MATHS} is {asked!r}; write definition or numba, or leave it out")
+    if asked not in ("", "definition", "kernels"):
+        raise InputError(f"{MATHS} is {asked!r}; write definition or kernels, or leave it out")
     if asked == "definition":
         return Choice(f"definition({MATHS})", None)
     reason = _missing()
@@ -88,23 +88,25 @@ def chosen() -> Choice:
         try:
             from verl_rollout_corr.kernels.engine import correct as twin
         except Exception as error:  # another library's import can fail in any way
-            reason = f"numba-fails:{type(error).__name__}"
+            reason = f"llvmlite-fails:{type(error).__name__}"
         else:
-            return Choice(f"numba-{importlib.metadata.version('numba')}", twin)
-    if asked == "numba":
-        raise InputError(f"{MATHS} is numba, and it cannot be used here: {reason}. Install numba, or leave {MATHS} out")
+            return Choice(f"llvmlite-{importlib.metadata.version('llvmlite')}", twin)
+    if asked == "kernels":
+        raise InputError(
+            f"{MATHS} is kernels, and they cannot be used here: {reason}. Install llvmlite, or leave {MATHS} out"
+        )
     return Choice(f"definition({reason})", None)
 
 
 def _missing() -> str | None:
-    """Why numba cannot be used, as far as that can be said without importing it."""
+    """Why the twin cannot be used, as far as that can be said without importing it."""
     try:
-        version = importlib.metadata.version("numba")
+        version = importlib.metadata.version("llvmlite")
     except importlib.metadata.PackageNotFoundError:
-        return "no-numba"
+        return "no-llvmlite"
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST_NUMBA:
-        return f"numba-{version}-is-older-than-{'.'.join(map(str, OLDEST_NUMBA))}"
+    if numbers < OLDEST_LLVMLITE:
+        return f"llvmlite-{version}-is-older-than-{'.'.join(map(str, OLDEST_LLVMLITE))}"
     return None
 
 

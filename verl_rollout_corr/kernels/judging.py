@@ -7,19 +7,8 @@ import math
 
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.exponential import ratio
-from verl_rollout_corr.kernels.machine import (
-    add,
-    get,
-    get_int,
-    inline,
-    inline_sums,
-    larger,
-    put,
-    put_int,
-    smaller,
-    stage,
-    sums,
-)
+from verl_rollout_corr.kernels.machine import add, get, get_int, inline, inline_sums, larger, put, put_int, smaller
+from verl_rollout_corr.kernels.stages import stage, sums
 
 NEGATIVE, POSITIVE, OUTWARD = 1, 2, 3
 """Codes of `when`; 0 is none."""

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, as LLVM's object code, so that a process need not start numba's compiler, which is slow.
+"""Compiles LLVM's language into object code, and keeps that on disk, so that a later process need not compile.
 
 There is one file per kernel, named by the digest of the sources, the versions and the processor. A directory that
 cannot be written is not an error: the kernels are then compiled in every process.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -17,28 +16,26 @@ from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
-import numba
+
+CACHE = "VERL_ROLLOUT_CORR_CACHE"
+"""The environment variable that names a directory for compiled kernels."""
 
 
-def load(name: str) -> int | None:
-    """The address of a kernel that is on disk, None if it is not."""
+def load(name: str) -> bytes | None:
+    """The object code of a kernel that is on disk, None if it is not."""
     for directory in _directories():
         try:
-            symbol, _, rest = (directory / _file(name)).read_bytes().partition(b"\n")
+            checksum, _, code = (directory / _file(name)).read_bytes().partition(b"\n")
         except OSError:
             continue
-        checksum, _, code = rest.partition(b"\n")
         if hashlib.sha256(code).hexdigest().encode() == checksum:  # a full disk may have left half a file
-            return _linked(symbol.decode(), code)
+            return code
     return None
 
 
-def save(name: str, compiled: Any) -> None:
-    """Writes a kernel that numba's `cfunc` compiled, into the first directory that takes it."""
-    if re.search(r"^declare .*@(?!llvm\.)", compiled.inspect_llvm(), re.MULTILINE):
-        return  # it calls something that is not in it
-    code = compiled._library._get_compiled_object()
-    content = b"\n".join([compiled.native_name.encode(), hashlib.sha256(code).hexdigest().encode(), code])
+def save(name: str, code: bytes) -> None:
+    """Writes a kernel into the first directory that takes it."""
+    content = b"\n".join([hashlib.sha256(code).hexdigest().encode(), code])
     for directory in _directories():
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -51,9 +48,30 @@ def save(name: str, compiled: Any) -> None:
         return
 
 
+def compiled(text: str) -> bytes:
+    """The object code of a module in LLVM's language, for this processor."""
+    machine = _target_machine()
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = True
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    return machine.emit_object(module)
+
+
+def linked(symbol: str, code: bytes) -> int:
+    """The address of a function of the object code."""
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target_machine())
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    return engine.get_function_address(symbol)
+
+
 def _directories() -> list[Path]:
-    """The directories where kernels may be: numba's cache directory if set, beside the sources, the user's cache."""
-    asked = os.environ.get("NUMBA_CACHE_DIR")
+    """The directories where kernels may be: the one that is asked for, beside the sources, the user's cache."""
+    asked = os.environ.get(CACHE)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return ([Path(asked)] if asked else []) + [Path(__file__).parent / "__pycache__", home / "verl_rollout_corr"]
 
@@ -67,19 +85,16 @@ def _machine() -> str:
     """What object code depends on besides the sources."""
     llvm.initialize_native_target()
     features = llvm.get_host_cpu_features().flatten()
-    parts = (numba.__version__, llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(), features)
+    parts = (llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(), features)
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
 
 
 _engines: list[Any] = []  # code lives as long as its engine
 
 
-def _linked(symbol: str, code: bytes) -> int:
-    llvm.initialize_native_target()
+def _target_machine() -> Any:
+    _machine()
     llvm.initialize_native_asmprinter()
-    target = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
-    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-    engine.finalize_object()
-    _engines.append(engine)
-    return engine.get_function_address(symbol)
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    features = llvm.get_host_cpu_features().flatten()
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3, jit=True)

@@ -11,7 +11,7 @@ import numpy as np
 from verl_rollout_corr.grammar import Agg, Criterion, Level, Outside, RolloutCorrConfig, Scope, Weights
 from verl_rollout_corr.kernels import judging, statistics, tokens, weighing
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels.machine import Stage
+from verl_rollout_corr.kernels.stages import Stage
 from verl_rollout_corr.maths.histogram import COUNT
 
 _AGG = {None: judging.SUM, Agg.SUM: judging.SUM, Agg.MEAN: judging.MEAN, Agg.MAX: judging.MAX}

@@ -13,7 +13,7 @@ from torch import Tensor
 from verl_rollout_corr.errors import InputError
 from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.kernels import tensors
-from verl_rollout_corr.kernels.allocation import aligned
+from verl_rollout_corr.kernels.allocation import uninitialised
 from verl_rollout_corr.maths import inputs
 from verl_rollout_corr.maths.scopes import row_offsets
 
@@ -46,7 +46,7 @@ class Question:
 
     def empty(self, dtype: torch.dtype) -> Tensor:
         """Uninitialised memory for an answer."""
-        return torch.from_numpy(aligned(self.mask.numel() * dtype.itemsize)).view(dtype).view(self.mask.shape)
+        return uninitialised(self.mask.numel(), dtype).view(self.mask.shape)
 
     def answer(self, values: Tensor) -> Tensor:
         """Turns an answer into the layout of the inputs."""

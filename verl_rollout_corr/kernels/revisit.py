@@ -17,9 +17,9 @@ from verl_rollout_corr.kernels.machine import (
     put,
     put_float32,
     put_int,
-    stage,
 )
 from verl_rollout_corr.kernels.rows import next_run, row_address
+from verl_rollout_corr.kernels.stages import stage
 from verl_rollout_corr.kernels.weighing import add_weight
 
 _SIDE = 1024

@@ -18,8 +18,8 @@ from verl_rollout_corr.kernels.machine import (
     put,
     put_float32,
     put_int,
-    stage,
 )
+from verl_rollout_corr.kernels.stages import stage
 from verl_rollout_corr.maths.bins import POSITION, STALENESS
 from verl_rollout_corr.maths.collection import CONSTANT_FROM
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.exponential import LN2, exp_parts, log1p, log_beyond, of_token
-from verl_rollout_corr.kernels.machine import Stage, bits_of, float_of, get, get_int, inline, put, stage
+from verl_rollout_corr.kernels.machine import bits_of, float_of, get, get_int, inline, put
+from verl_rollout_corr.kernels.stages import Stage, stage
 
 _COMPLEMENT_FLOOR = 2.0**-24
 

@@ -10,7 +10,8 @@ import torch
 
 from verl_rollout_corr.kernels import machine
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels.machine import Stage, get, get_int, put, put_float32, put_int, stage
+from verl_rollout_corr.kernels.machine import get, get_int, put, put_float32, put_int
+from verl_rollout_corr.kernels.stages import Stage, stage
 
 read, write = machine.get, machine.put_int  # in each variant another width
 
@@ -74,7 +75,7 @@ def _drop(work, totals, settings, first, count):
 
 
 def _variant(template, suffix: str, **names) -> Stage:
-    """The template with another `read` or `write`. (A closure would get a new key in numba's cache each time.)"""
+    """The template with another `read` or `write`."""
     function = FunctionType(template.__code__, {**template.__globals__, **names}, template.__name__ + suffix)
     function.__module__, function.__qualname__ = template.__module__, template.__name__ + suffix
     return stage(function)

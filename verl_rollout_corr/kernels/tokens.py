@@ -7,19 +7,8 @@ import math
 
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.exponential import of_token
-from verl_rollout_corr.kernels.machine import (
-    add,
-    bits_of,
-    get,
-    get_int,
-    inline,
-    inline_sums,
-    larger,
-    put,
-    put_int,
-    stage,
-    sums,
-)
+from verl_rollout_corr.kernels.machine import add, bits_of, get, get_int, inline, inline_sums, larger, put, put_int
+from verl_rollout_corr.kernels.stages import stage, sums
 from verl_rollout_corr.maths.bins import PROBABILITY
 from verl_rollout_corr.maths.collection import SUSPICIOUS_LOG_PROB
 from verl_rollout_corr.maths.histogram import _FIRST, _SHIFT, CENTRE, SIDE

@@ -6,7 +6,8 @@ from __future__ import annotations
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.exponential import ratio
 from verl_rollout_corr.kernels.judging import MEAN, start_unit
-from verl_rollout_corr.kernels.machine import add, get, get_int, inline, larger, put, smaller, stage, sums
+from verl_rollout_corr.kernels.machine import add, get, get_int, inline, larger, put, smaller
+from verl_rollout_corr.kernels.stages import stage, sums
 
 
 @inline
