@@ -59,22 +59,7 @@ def save_model(folder: Path, architecture: str) -> None:
     more: dict[str, Any] = {"head_dim": 32}
     if architecture == "qwen3_moe":
         more |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
-    config = AutoConfig.for_model(
-        architecture,
-        vocab_size=len(assets.VOCABULARY),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=assets.VOCABULARY.index(assets.START),
-        eos_token_id=assets.VOCABULARY.index(assets.END),
-        pad_token_id=assets.VOCABULARY.index(assets.PAD),
-        tie_word_embeddings=False,
-        initializer_range=0.08,
-        **more,
-    )
+    config = AutoConfig.for_model(architecture, **assets.SHAPE, **more)
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 

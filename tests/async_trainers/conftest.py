@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import warnings
+from verl_modules import ignored_without
 
-collect_ignore_glob: list[str] = []
-if importlib.util.find_spec("verl") is None:
-    collect_ignore_glob.append("test_*.py")
-else:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl warns of every engine that is not installed
-        importlib.import_module("verl.experimental.fully_async_policy.fully_async_trainer")
-        importlib.import_module("verl.trainer.ppo.v1")
-        importlib.import_module("verl.experimental.one_step_off_policy.ray_trainer")
+collect_ignore_glob = ignored_without(
+    "verl.experimental.fully_async_policy.fully_async_trainer",
+    "verl.trainer.ppo.v1",
+    "verl.experimental.one_step_off_policy.ray_trainer",
+)
 
 from e2e.conftest import assets, model, start, start_plan  # noqa: E402
 

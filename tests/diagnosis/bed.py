@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -200,21 +201,9 @@ class Plan:
     stride: int = 1  # tokens lie so far apart: a long response without its cost
 
 
-def sample(
-    plan: Plan,
-    *,
-    engine: Weights,
-    trainer: Weights,
-    changes: tuple[Change, ...] = (),
-    rounded_rope: bool = False,
-    trained_at: float = 1.0,
-) -> Update:
-    """Rows that the engine samples for real, with its log-probs and the trainer's. `trained_at`: the trainer's
-    temperature.
-    """
-    return sampled_with_mass(
-        plan, engine=engine, trainer=trainer, changes=changes, rounded_rope=rounded_rope, trained_at=trained_at
-    )[0]
+def sample(plan: Plan, *, engine: Weights, trainer: Weights, **how: Any) -> Update:
+    """Rows that the engine samples for real, with its log-probs and the trainer's. `how` is as below."""
+    return sampled_with_mass(plan, engine=engine, trainer=trainer, **how)[0]
 
 
 def sampled_with_mass(
@@ -226,7 +215,10 @@ def sampled_with_mass(
     rounded_rope: bool = False,
     trained_at: float = 1.0,
 ) -> tuple[Update, float]:
-    """The same, and S: the mass that the trainer gives to what the engine may sample, on average over the tokens."""
+    """The same, and S: the mass that the trainer gives to what the engine may sample, on average over the tokens.
+
+    `changes` are made to the engine's logits; `trained_at` is the trainer's temperature.
+    """
     generator = torch.Generator().manual_seed(plan.seed)
     vocabulary = engine.embedding.shape[0]
     prompts = torch.randint(2, vocabulary, (plan.prompts, plan.prompt_width), generator=generator)

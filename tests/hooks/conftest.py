@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from verl_modules import ignored_without
 
 from hooks import rows, tiny_model
 from hooks.pool import Pool
 
-collect_ignore_glob: list[str] = []
-if importlib.util.find_spec("verl") is None:
-    collect_ignore_glob.append("test_*.py")
-else:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # verl warns of every engine that is not installed
-        importlib.import_module("verl.trainer.ppo.ray_trainer")
+collect_ignore_glob = ignored_without("verl.trainer.ppo.ray_trainer")
 
 
 @pytest.fixture(scope="session")

@@ -134,11 +134,12 @@ def token_band(row: Row, log_prob: Tensor) -> tuple[Tensor, Tensor]:
 SEQ_BAND = {"mode": "bypass", "reject": {"seq_mean_k1": {"lower": 0.85, "upper": 1.1}}}
 TOKEN_BAND = {"mode": "bypass", "reject": {"token_k1": {"lower": 0.7, "upper": 1.5}}}
 REINFORCE = SEQ_BAND | {"loss": "reinforce", "weights": {"level": "seq_sum", "upper": 2.0}}
-
-
-@pytest.mark.parametrize(
+BYPASS_LOSSES = pytest.mark.parametrize(
     ("name", "mapping", "decide"), [("reinforce", REINFORCE, seq_ratio), ("ppo_clip", TOKEN_BAND, token_band)]
 )
+
+
+@BYPASS_LOSSES
 @pytest.mark.parametrize("mode", MODES)
 def test_bypass(
     pools: dict[int, Pool],
@@ -213,9 +214,7 @@ def test_decoupled_in_every_way(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "mapping", "decide"), [("reinforce", REINFORCE, seq_ratio), ("ppo_clip", TOKEN_BAND, token_band)]
-)
+@BYPASS_LOSSES
 @pytest.mark.parametrize("mode", MODES)
 def test_bypass_in_every_way(
     pools: dict[int, Pool],
