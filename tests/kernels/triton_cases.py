@@ -128,16 +128,16 @@ def launches(config: RolloutCorrConfig) -> list[str]:
     """The operations of one call, the kernel over the rows left out: the interpreter makes many of it."""
     question = (*batch(5, 40, torch.float32), config)
     twin.decide(*question, block=32)
-    kernel = twin.rows.rows_kernel
+    kernel = twin.rows_kernel
 
     class Nothing:
         def __getitem__(self, grid: Any) -> Any:
             return lambda *_, **__: None
 
-    twin.rows.rows_kernel = Nothing()  # type: ignore[assignment]
+    twin.rows_kernel = Nothing()  # type: ignore[assignment]
     with Operations() as operations:
         twin.decide(*question, block=32)
-    twin.rows.rows_kernel = kernel
+    twin.rows_kernel = kernel
     return [name for name in operations.names if not any(free in name for free in ("empty", "detach", "view", "alias"))]
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.grammar import LEVELS, Criterion, Level, RolloutCorrConfig, Scope, Stat, Weights
-from verl_rollout_corr.kernels import triton_rows as rows
+from verl_rollout_corr.kernels import triton_table as table
+from verl_rollout_corr.kernels.triton_rows import rows_kernel
 from verl_rollout_corr.maths.correction import Decision
 from verl_rollout_corr.maths.histogram import COUNT
 from verl_rollout_corr.maths.sum_table import Kind, Layout, layout
@@ -20,10 +21,10 @@ from verl_rollout_corr.maths.sums import Sums
 
 _BLOCK = 1024
 _LEVELS = {
-    Level.TOKEN: (rows.TOKEN_WEIGHTS, 0.0),
-    Level.PREFIX_SUM: (rows.PREFIX_WEIGHTS, 0.0),
-    Level.SEQ_SUM: (rows.ROW_WEIGHTS, 1.0),
-    Level.SEQ_MEAN: (rows.ROW_WEIGHTS, 2.0),
+    Level.TOKEN: (table.TOKEN_WEIGHTS, 0.0),
+    Level.PREFIX_SUM: (table.PREFIX_WEIGHTS, 0.0),
+    Level.SEQ_SUM: (table.ROW_WEIGHTS, 1.0),
+    Level.SEQ_MEAN: (table.ROW_WEIGHTS, 2.0),
 }
 
 
@@ -33,7 +34,7 @@ def fits(config: RolloutCorrConfig) -> bool:
         return False
     if config.weights is not None and (config.weights.normalize is not None or config.weights.level not in _LEVELS):
         return False
-    return all(criterion.scope in rows.SCOPES and criterion.stat in rows.STATS for criterion in config.reject)
+    return all(criterion.scope in table.SCOPES and criterion.stat in table.STATS for criterion in config.reject)
 
 
 def decide(
@@ -62,7 +63,7 @@ def decide(
     maxima = torch.empty((count, len(entries.maxima)), dtype=torch.float64, device=device)
     counts = torch.zeros(COUNT, dtype=torch.int64, device=device)
     advantage_dims = 0 if advantages is None or not config.needs_advantages else advantages.dim()
-    rows.rows_kernel[(count,)](
+    rows_kernel[(count,)](
         train,
         rollout,
         _bytes(mask),
@@ -85,7 +86,7 @@ def decide(
         ADVANTAGES=advantage_dims,
         LAGS=staleness is not None,
         BINS=entries.bins,
-        WEIGHTS=rows.NO_WEIGHTS if config.weights is None else _LEVELS[config.weights.level][0],
+        WEIGHTS=table.NO_WEIGHTS if config.weights is None else _LEVELS[config.weights.level][0],
     )
     return Decision(weights=weights, keep=keep, sums=Sums(entries, totals.sum(dim=0), maxima.amax(dim=0), counts))
 
@@ -111,21 +112,21 @@ def _criterion(criterion: Criterion, single: bool) -> list[float]:
     if criterion.stat is Stat.K1:
         bounds = tuple(None if bound is None else math.log(bound) for bound in bounds)
     words = (
-        rows.STATS[criterion.stat],
-        rows.SCOPES[criterion.scope],
-        rows.AGGS[criterion.agg],
-        rows.WHENS[criterion.when],
+        table.STATS[criterion.stat],
+        table.SCOPES[criterion.scope],
+        table.AGGS[criterion.agg],
+        table.WHENS[criterion.when],
     )
     return [*map(float, words), *_limits(bounds, single)]
 
 
 def _weights(config: Weights | None, single: bool) -> list[float]:
     if config is None:
-        return [0.0] * rows.WEIGHT_WORDS
+        return [0.0] * table.WEIGHT_WORDS
     level, agg = _LEVELS[config.level]
     assert LEVELS[config.level].unit in (Scope.TOKEN, Scope.SEQ)
     limits = _limits((config.bounds.lower, config.bounds.upper), single)
-    return [float(level), agg, float(rows.OUTSIDES[config.outside]), *limits, 0.0]
+    return [float(level), agg, float(table.OUTSIDES[config.outside]), *limits, 0.0]
 
 
 def _limits(bounds: tuple[float | None, ...], single: bool) -> list[float]:
@@ -140,17 +141,17 @@ def _places(entries: Layout) -> list[int]:
     (6); -1 for what the layout does not have.
     """
     totals, maxima = _starts(entries, Kind.TOTAL), _starts(entries, Kind.MAXIMUM)
-    of_row = [totals.get(row, -1) for row in rows.ROW_TOTALS]
+    of_row = [totals.get(row, -1) for row in table.ROW_TOTALS]
     if entries.bins:
-        labels = range(len(entries.labels(rows.BIN_TOTALS[0].family)))
-        of_row += [totals[row] + label for label in labels for row in rows.BIN_TOTALS]
+        labels = range(len(entries.labels(table.BIN_TOTALS[0].family)))
+        of_row += [totals[row] + label for label in labels for row in table.BIN_TOTALS]
     of_row += [-1] * (256 - len(of_row))
-    of_maxima = [maxima.get(row, -1) for row in rows.ROW_MAXIMA]
+    of_maxima = [maxima.get(row, -1) for row in table.ROW_MAXIMA]
     of_maxima += [-1] * (8 - len(of_maxima))
     of_criteria: list[int] = []
     for number in range(len(entries.criteria)):
-        of_criteria += [totals[row] + number for row in rows.CRITERION_TOTALS]
-        of_criteria += [maxima[row] + number for row in rows.CRITERION_MAXIMA]
+        of_criteria += [totals[row] + number for row in table.CRITERION_TOTALS]
+        of_criteria += [maxima[row] + number for row in table.CRITERION_MAXIMA]
     return of_row + of_maxima + of_criteria
 
 
