@@ -1,4 +1,4 @@
-"""The face's functions: what a caller writes is read here, and the maths sees a parsed configuration and tensors."""
+"""The public functions. They turn what a caller writes into a parsed configuration and tensors, and call the maths."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def correct(
     Args:
         train_log_probs: log pi_train(a_t), padded (B, T) or one row per response; -inf is legal. Like the other two a
             tensor (padded or jagged nested), a NumPy array, or a list of rows, which may differ in length; None in a
-            list is a missing log-prob. The answer is in tensors: jagged where the mask's rows differ in length or are
+            list is a missing log-prob. The result is in tensors: jagged where the mask's rows differ in length or are
             jagged, else padded.
         rollout_log_probs: log mu(a_t), the same shape.
         response_mask: 1 where the policy produced the token; bool, integer or float.
@@ -59,10 +59,10 @@ def correct(
             trainer's; -1 unknown. Needed where `lag` is a criterion.
 
     Returns:
-        A `Correction`. It refers to the tensors of the question, for `criteria` and `rows()`; it copies none.
+        A `Correction`. It keeps references to the input tensors, for `criteria` and `rows()`, and no copies.
 
     Raises:
-        InputError: a shape, a mask value, or (with `invalid: error`) a log-prob that cannot be; names row and position.
+        InputError: a shape, a mask value, or (with `invalid: error`) an invalid log-prob; names row and position.
         MissingRolloutLogProbsError: `rollout_log_probs` is None.
         ConfigError: `config` names no preset or cannot be parsed.
     """
@@ -215,7 +215,7 @@ def _preset(names: tuple[str, ...]) -> RolloutCorrConfig:
 
 
 def _check_needed(config: RolloutCorrConfig, given: Mapping[str, Any]) -> None:
-    """Raises InputError for what the configuration looks at and was not given."""
+    """Raises InputError for an argument that the configuration needs and that is None."""
     judged = next((criterion for criterion in config.reject if criterion.when is not None), None)
     for name, needed, why in (
         ("train_log_probs", True, "it is what the engine's log-probs are compared with"),

@@ -56,4 +56,4 @@ class MissingRolloutLogProbsError(InputError):
 
 
 class HookError(RolloutCorrError, RuntimeError):
-    """verl is not the verl that this package hooks into, or the hook did not load in a process."""
+    """This verl is not one that the hook supports, or the hook did not load in a process."""

@@ -16,15 +16,15 @@ from verl_rollout_corr.maths.sums import Sums
 
 @dataclass(frozen=True, repr=False)
 class Correction(correction.Correction):
-    """What `correct` answers, in the layout of the question.
+    """What `correct` returns, in the layout of its inputs.
 
-    weights: float32, 0 outside the response, detached; None for level null. They do not depend on `keep`, but for
-        `normalize: batch`.
+    weights: float32, 0 outside the response, detached; None for level null. Only with `normalize: batch` do they
+        depend on `keep`.
     keep: the mask's dtype; 1 where training may use the token.
     sums: additive statistics; `finalize(a.sums + b.sums)` are the metrics of the joined batch.
     metrics: `finalize(sums)`, computed when it is first read.
-    question: what was asked. Nothing of `criteria` and `rows()` is computed or stored before they are called; they read
-        the tensors of the question, which must not have been changed in place.
+    question: the inputs. `criteria` and `rows()` are computed from them when they are called, so the input tensors must
+        not have been changed in place by then.
     """
 
     weights: Tensor | None
@@ -34,12 +34,12 @@ class Correction(correction.Correction):
 
     @property
     def criteria(self) -> Criteria:
-        """What each criterion says, by its name, judged when it is asked for: `result.criteria["seq_mean_k3"].value`.
+        """The verdict of each criterion by its name, computed when it is read: `result.criteria["seq_mean_k3"].value`.
 
         Of each: `value` (float64: what is held against the bounds, for k1 the ratio), `passes` and `units` (bool), one
         entry per unit: (B, T) for tokens and the batch scope, (B, S) for turns, S the most turns of a row, (B,) for
         sequences and `lag`. Where `units` is False there is no unit, `value` is NaN and `passes` True. `rejected` is
-        bool, in the layout of the question: the tokens that this criterion alone rejects.
+        bool, in the layout of the inputs: the tokens that this criterion alone rejects.
         """
         return Criteria(self.question)
 

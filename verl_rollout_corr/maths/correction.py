@@ -40,7 +40,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Correction:
-    """What `correct` answers, in the layout of the question.
+    """What `correct` returns, in the layout of its inputs.
 
     weights: float32, 0 outside the response, detached; None for level null. Only with `normalize: batch` do they
         depend on `keep`.
