@@ -35,6 +35,7 @@ from ray import cloudpickle
 with open(sys.argv[1], "rb") as file:
     trainer_class = cloudpickle.load(file)
 from verl.experimental.fully_async_policy.detach_utils import MetricsAggregator
+from verl.experimental.fully_async_policy.message_queue import MessageQueueClient
 from verl.checkpoint_engine import CheckpointEngineManager
 assert trainer_class.__mro__[1].__init__.__globals__["MetricsAggregator"] is MetricsAggregator
 def ours(function):
@@ -50,6 +51,8 @@ for owner, name in (
     (MetricsAggregator, "add_step_metrics"),
     (MetricsAggregator, "get_aggregated_metrics"),
     (MetricsAggregator, "reset"),
+    (MessageQueueClient, "put_sample"),
+    (MessageQueueClient, "get_sample"),
     (CheckpointEngineManager, "update_weights"),
     (sys.modules["verl.experimental.separation.ray_trainer"], "compute_advantage"),
     (importlib.import_module("verl.trainer.ppo.rollout_corr_helper"), "apply_bypass_mode"),
@@ -94,5 +97,5 @@ def test_the_hook_is_on_where_the_trainer_lives_and_nowhere_else(python: Run, pi
     refuses it.
     """
     found = seams(python(RECEIVER, str(pickled), hook=hook))
-    assert len(found) == 8
+    assert len(found) == 10
     assert set(found.values()) == {hook}, found

@@ -4,7 +4,10 @@ reported. One run for each, decoupled first and then in bypass mode.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +16,11 @@ from e2e import checks, reading
 from e2e.conftest import StartPlan
 from e2e.plans import Planned, Update
 from e2e.records import Step
-from e2e.settings import ACTOR
+from e2e.settings import ACTOR, MODULES, ROLLOUT
 from oracle.compare import PREFIX
 
 from async_trainers.programs import ENVIRONMENT, PROGRAMS, Program
+from verl_rollout_corr.dumps.reader import DumpBatch, open_dump
 
 pytestmark = [pytest.mark.e2e_async, pytest.mark.timeout(0)]
 
@@ -32,8 +36,48 @@ MODES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 
 
-BREAKS = {"separate_async": ",".join(f"none@{version}" for version in range(2 * STEPS, 2 * STEPS + 9))}
-"""Trainers whose engine gives no log-probs once both modes are done, for samples of these weights."""
+AGED = "separate_async"
+"""The trainer whose updates in bypass mode have rows of several lags in every line of its tracker, and are dumped."""
+LAG = {"+reject.lag.upper": 1}
+
+
+@dataclass(frozen=True)
+class Break:
+    """What goes wrong for samples of the weights after both modes are done: a module with its environment and its
+    values of verl's configuration, and what the run says then.
+    """
+
+    module: str
+    env: dict[str, str]
+    says: str
+    run: dict[str, Any] = field(default_factory=dict)
+
+
+AFTER = range(2 * STEPS + 1, 2 * STEPS + 9)
+"""Versions of the weights."""
+BREAKS = {
+    # The engine's answer, in verl's own agent loop: it takes an answer without log-probs, and refuses other lengths.
+    "separate_async": Break(
+        "e2e_bad_engine",
+        {"E2E_ENGINE": ",".join(f"none@{version}" for version in AFTER)},
+        r"rollout_corr: the batch has no rollout_log_probs",
+    ),
+    "fully_async": Break(
+        "e2e_bad_engine",
+        {"E2E_ENGINE": ",".join(f"short@{version}" for version in AFTER)},
+        r"assistant_logprobs length must match appended assistant token count",
+    ),
+    # An agent loop's own.
+    "one_step_off": Break(
+        "e2e_bad_agents",
+        {"E2E_AGENTS": "long", "E2E_AGENTS_FROM": str(AFTER.start)},
+        r"rollout_corr: a sample of prompt \S+: \d+ log-probs for \d+ tokens",
+        {
+            f"{ROLLOUT}.agent.agent_loop_config_path": MODULES / "e2e_bad_agents.yaml",
+            f"{ROLLOUT}.agent.default_agent_loop": "e2e_bad_agents",
+        },
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -53,8 +97,7 @@ class Ran:
     def logged(self) -> dict[int, dict[str, float]]:
         """Step of this mode -> metrics, for the steps in which the actor was updated."""
         run = self.run.run
-        ended_well = run.returncode == 0
-        assert ended_well is (self.program.name not in BREAKS) and run.returncode != -9, run.tail()
+        assert run.returncode not in (0, -9), run.tail()
         found = {step: values for step, values in reading.steps(run.log).items() if PREFIX + "k3_kl" in values}
         wanted = range(self.first, self.first + STEPS)
         assert set(wanted) <= set(found), run.tail()
@@ -76,27 +119,32 @@ class Ran:
         return found
 
 
-def plan(program: Program) -> list[Update]:
+def plan(program: Program, dump: Path) -> list[Update]:
     """As many updates in each mode as STEPS lines of the tracker are about; the last one holds for what follows."""
     updates: list[Update] = []
     for position, (mode, (presets, node)) in enumerate(MODES.items()):
         first = 1 + STEPS * position
+        if program.name == AGED and mode == "bypass":
+            node = node | LAG | {"dump.dir": dump}
         for number in (number for step in range(first, first + STEPS) for number in program.window(step)):
             updates.append(Update(f"{mode}_{number}", presets, node))
     return updates
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
-def both(request: pytest.FixtureRequest, start_plan: StartPlan) -> tuple[Program, Planned]:
+def both(request: pytest.FixtureRequest, start_plan: StartPlan, dump: Path) -> tuple[Program, Planned]:
     """A trainer's run."""
     program = PROGRAMS[request.param]
-    steps = STEPS * len(MODES)
-    common = program.overrides(steps, {f"{ACTOR}.optim.lr": 1e-3})
-    how: dict[str, Any] = {"module": program.module, "env": ENVIRONMENT, "steps": steps}
-    if program.name in BREAKS:
-        env = ENVIRONMENT | {"E2E_ENGINE": BREAKS[program.name]}
-        how |= {"env": env, "modules": ["e2e_bad_engine"], "steps": steps + 8}
-    return program, start_plan(program.name, plan(program), common, **how)
+    fault, steps = BREAKS[program.name], AFTER.stop - 1
+    common = program.overrides(steps, {f"{ACTOR}.optim.lr": 1e-3} | fault.run)
+    how: dict[str, Any] = {"module": program.module, "env": ENVIRONMENT | fault.env, "steps": steps}
+    return program, start_plan(program.name, plan(program, dump), common, modules=[fault.module], **how)
+
+
+@pytest.fixture(scope="module")
+def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the updates of AGED in bypass mode are written."""
+    return tmp_path_factory.mktemp("dump")
 
 
 @pytest.fixture(scope="module", params=MODES)
@@ -215,13 +263,38 @@ def test_one_update_computed_again_without_verl(ran: Ran, model: Any) -> None:
     checks.first_step(ran.run.run, model, ran.seen[1], ran.logged[1])
 
 
-@pytest.mark.parametrize("name", BREAKS)
-def test_an_engine_without_log_probs_stops_the_run(both: tuple[Program, Planned], name: str) -> None:
-    """No row trains that has no log-prob for every token."""
-    if both[0].name != name:
-        pytest.skip("its engine gives log-probs to the end")
-    run = both[1].run
-    assert max(reading.steps(run.log)) < STEPS * len(MODES) + 8, "it went on to its end"
-    assert "rollout_corr: the batch has no rollout_log_probs" in reading.plain(run.log), run.tail()
+def test_rows_that_are_too_old_are_rejected_as_the_dump_says(ran: Ran, dump: Path) -> None:
+    """The lag of each row, as the trainer dumped it; what the loss kept of it; and the line of the tracker."""
+    if ran.program.name != AGED or ran.mode != "bypass":
+        pytest.skip("another criterion")
+    found = open_dump(dump).batches()
+    dumped = [(int(step), int(lag), tuple(ids)) for batch in found for step, lag, ids in _rows_of(batch)]
+    old, all_rows = 0, 0
+    for number, step in ran.seen.items():
+        expected = sorted(row[1:] for row in dumped if row[0] == ran.first + number - 1)
+        trained = [(row.lag, tuple(row.input_ids[row.prompt :].tolist())) for row in step.rows]
+        assert sorted(trained) == expected, number
+        lags = [lag for lag, _ in expected]
+        late = [lag > 1 for lag in lags]
+        metrics = ran.logged[number]
+        assert metrics[PREFIX + "rollout_rs_lag_seq_masked_fraction"] == pytest.approx(sum(late) / len(late))
+        assert metrics[PREFIX + "rollout_rs_lag_max"] == max(lags)
+        for row in step.rows:
+            assert row.lag is not None and (row.lag <= 1 or not row.keep.any())
+        old, all_rows = old + sum(late), all_rows + len(late)
+    assert 0 < old < all_rows, "move the bound: it separates nothing"
+
+
+def _rows_of(batch: DumpBatch) -> Iterator[tuple[int, int, list[int]]]:
+    assert batch.ids is not None
+    for i, step in enumerate(batch.step):
+        yield step, batch.lag[i], batch.ids[batch.offsets[i] : batch.offsets[i + 1]].tolist()
+
+
+def test_case_45_a_sample_without_a_log_prob_for_every_token_stops_the_run(both: tuple[Program, Planned]) -> None:
+    """No row trains that has not one for every token, whoever refuses it."""
+    program, run = both[0], both[1].run
+    assert max(reading.steps(run.log)) < AFTER.stop - 1, "it went on to its end"
+    assert re.search(BREAKS[program.name].says, reading.plain(run.log)), run.tail()
     for step in both[1].records.values():
         assert all(row.rollout is not None and (row.rollout[row.mask] < 0).all() for row in step.rows)

@@ -14,6 +14,7 @@ import torch
 from cases.rows import ask, from_log_ratios, from_ratios, metric
 from verl_rollout_corr import ConfigError, load_preset
 from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.configuration.translation import translate
 from verl_rollout_corr.grammar import CRITERION_NAMES
 
 K1_NAMES = ["token_k1"] + [f"{scope}_{agg}_k1" for scope in ("turn", "seq") for agg in ("sum", "mean", "max")]
@@ -23,6 +24,18 @@ def test_case_01_bounds_are_of_the_ratio() -> None:
     """token_k1 in [.6, 1.4] on ratios 1.5, .65, 1.3 keeps 0, 1, 1."""
     found = ask(from_ratios([1.5, 0.65, 1.3]), {"reject": {"token_k1": {"lower": 0.6, "upper": 1.4}}})
     assert found.keep.tolist() == [[0, 1, 1]]
+
+
+def test_case_55_a_copy_of_verls_bounds_keeps_what_ours_rejects() -> None:
+    """Unsloth's token_k1 of 0.6_1.4 judges 1/r, and keeps 1, 0, 1 of these ratios; `translate` inverts the bounds."""
+    ratios = [1.5, 0.65, 1.3]
+    assert [int(0.6 <= 1 / ratio <= 1.4) for ratio in ratios] == [1, 0, 1]
+    settings = {"unsloth_grpo_rollout_rs": "token_k1", "unsloth_grpo_rollout_rs_threshold": "0.6_1.4"}
+    translated = translate("unsloth", settings, {})
+    assert "bounds are of the inverse ratio" in translated.differs[0]
+    preset, *bounds = translated.overrides
+    assert preset == "+rollout_corr=metrics_only"
+    assert ask(from_ratios(ratios), load_preset("metrics_only", bounds)).keep.tolist() == [[1, 0, 1]]
 
 
 @pytest.mark.parametrize("name", K1_NAMES)

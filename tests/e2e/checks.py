@@ -63,13 +63,13 @@ def partly_rejected(step: Step) -> None:
 
 
 BY_LAG = ("by_staleness/", "noise_floor_k3_kl")
-"""Metrics that depend on the lags of the rows, which are not recorded."""
+"""Metrics that depend on the lags of the rows, which are recorded in bypass mode only."""
 
 
 def tracker(step: Step, want: Decided, logged: Mapping[str, float], *, lag: int | None = 0) -> None:
     """Every rollout_corr/* value of the tracker is the oracle's where it has one, and finalize's elsewhere.
 
-    `lag` is that of every row; None: they have several.
+    `lag` is that of every row; None: they have several, or it is recorded.
     """
     ours = {name.removeprefix(PREFIX): value for name, value in logged.items() if name.startswith(PREFIX)}
     for name, value in definite(want, step).items():
@@ -77,7 +77,7 @@ def tracker(step: Step, want: Decided, logged: Mapping[str, float], *, lag: int 
     again = finalized(step, lag or 0)
     assert set(ours) == set(again) | BY_TRAINER
     for name, value in again.items():
-        if lag is not None or not name.startswith(BY_LAG):
+        if lag is not None or step.lags is not None or not name.startswith(BY_LAG):
             assert ours[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
     mask, kept, weight = _applied(step.rows)
     assert ours["applied_kept_fraction"] == pytest.approx(kept / mask, rel=1e-9)
@@ -102,7 +102,7 @@ def finalized(step: Step, lag: int) -> dict[str, float]:
         torch.tensor(step.padded("mask")),
         {key: value for key, value in step.config.items() if key != "presets"},
         advantages=torch.tensor(step.padded("advantages")),
-        staleness=torch.full((len(step.rows),), lag),
+        staleness=torch.tensor(step.lags or [lag] * len(step.rows)),
     )
     return {name.removeprefix(PREFIX): value for name, value in result.metrics.items()}
 

@@ -59,6 +59,7 @@ def decisions(step: Step, train: list[torch.Tensor], config: Mapping[str, Any]) 
         step.padded("mask"),
         config,
         advantages=step.padded("advantages"),
+        staleness=step.lags,
     )
 
 

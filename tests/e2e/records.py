@@ -59,6 +59,7 @@ class MicroBatch:
                 keep=self.record["keep"][i, :response].bool(),
                 log_prob=self.record["log_prob"][i, :response],
                 rollout=None if rollout is None else rollout[i][:response].float(),
+                lag=None if self.record["lags"] is None else self.record["lags"][i],
             )
 
 
@@ -78,6 +79,8 @@ class Row:
     keep: torch.Tensor
     log_prob: torch.Tensor
     rollout: torch.Tensor | None
+    lag: int | None
+    """In bypass mode, where it travels with the row."""
 
     @property
     def key(self) -> tuple[int, ...]:
@@ -128,6 +131,12 @@ class Step:
     def config(self) -> dict[str, Any]:
         """The node rollout_corr, as the workers had it."""
         return json.loads(self.micro_batches[0].record["config"])
+
+    @property
+    def lags(self) -> list[int] | None:
+        """Of every row, where they travelled with the rows."""
+        found = [row.lag for row in self.rows if row.lag is not None]
+        return found if len(found) == len(self.rows) else None
 
     @property
     def temperature(self) -> float:

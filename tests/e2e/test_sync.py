@@ -1,8 +1,8 @@
 """PPOTrainerSync, one rank, FP32 rollouts: one run in which every update has a configuration, or a fault, of its own.
 
 Equal policies first, then every preset with an engine whose log-probs drift, agents, engines that answer NaN or the
-neighbour's log-probs, and in the end one token's too few. The learning rate is next to 0, so that every update can be
-computed again from the model that the run starts with.
+neighbour's log-probs, and in the end an agent loop that adds one too many. The learning rate is next to 0, so that
+every update can be computed again from the model that the run starts with.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PLAN = (
     *(Update(name, (name,), REACHABLE.get(name, {}), engine="drift") for name in preset_names()),
     *AGENTS.values(),
     *FAULTS.values(),
-    Update("short", ("k3_rs",), engine="short"),
+    Update("long", ("k3_rs",)),
 )
 
 COMMON: dict[str, Any] = {
@@ -76,7 +76,8 @@ REPEATABLE = {"VERL_CPU_REPEATABLE": "1"}
 def ran(start_plan: StartPlan) -> Planned:
     """The whole plan."""
     agent_steps = [str(1 + number) for number, update in enumerate(PLAN) if update.name in AGENTS]
-    return start_plan("sync", PLAN, COMMON, stops=True, env=REPEATABLE | {"E2E_AGENT_STEPS": ",".join(agent_steps)})
+    env = REPEATABLE | {"E2E_AGENT_STEPS": ",".join(agent_steps), "E2E_LONG_STEP": str(len(PLAN))}
+    return start_plan("sync", PLAN, COMMON, stops=True, env=env)
 
 
 # --- start and equal policies
@@ -334,8 +335,8 @@ def test_shifted_log_probs_are_a_mismatch_that_is_seen_and_rejected(ran: Planned
 
 
 @pytest.mark.chaos
-def test_samples_without_a_log_prob_for_every_token_stop_the_run(ran: Planned) -> None:
+def test_case_45_samples_with_a_log_prob_too_many_stop_the_run(ran: Planned) -> None:
     """Before anything of that step reached the loss or was logged."""
     assert list(ran.lines) == list(ran.records) == list(range(1, len(PLAN)))
-    said = r"rollout_corr: (the batch has no rollout_log_probs|row \d+: \d+ log-probs for \d+ tokens)"
+    said = r"rollout_corr: row 0: (\d+) log-probs for (\d+) tokens \(32 such rows\)"
     assert re.search(said, reading.plain(ran.run.log)), ran.run.tail()

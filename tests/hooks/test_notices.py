@@ -212,6 +212,34 @@ def test_case_51_weights_that_silence_the_update(
         assert "of the kept tokens are 0.0" in lines[0] and words in lines[0] and "applied_weight" in lines[0]
 
 
+TWO_TURNS = [[1] * 20 + [0] + [1] * 20]
+
+
+@pytest.mark.parametrize(
+    ("ours", "gap", "words"),
+    [
+        (load_preset("turn_is", ["weights.level=turn_sum"]), -0.2, "level=turn_mean (turn_is)"),
+        (load_preset("turn_is", ["weights.level=turn_sum"]), -0.1, None),
+        (load_preset("turn_is"), -0.2, None),
+        (load_preset("turn_is"), -3.5, "far less probability"),
+        (load_preset("prefix_is"), -0.5, "level=seq_mean"),
+        (load_preset("bypass_reinforce"), -0.1, "level=seq_mean"),
+        (load_preset("bypass_reinforce"), -0.05, None),
+        (load_preset("bypass_reinforce_token_icepop", ["weights.lower=0.001"]), -3.5, "far less probability"),
+    ],
+    ids=lambda value: f"{value.weights.level}_{value.mode}" if isinstance(value, RolloutCorrConfig) else None,
+)
+def test_case_51_sibling_in_turns_and_in_bypass_mode(
+    ours: RolloutCorrConfig, gap: float, words: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two turns of 20 tokens: a product over a turn is e^-4 or e^-2, over both e^-4 or e^-2 at half the gap. Those of
+    prefixes are e^-0.5 to e^-20, .04 in the mean.
+    """
+    lines = [line for line in said(update([[gap] * 41], ours, mask=TWO_TURNS), capsys) if "k3 per token" not in line]
+    assert len(lines) == (words is not None)
+    assert all(words in line and "of the kept tokens are 0.0" in line for line in lines)
+
+
 @pytest.mark.parametrize(("k3", "warned"), [(0.51, True), (0.5, False), (None, False)])
 def test_case_67_two_sides_that_do_not_describe_the_same_tokens(
     k3: float | None, warned: bool, capsys: pytest.CaptureFixture[str]

@@ -108,9 +108,13 @@ MISSPELT = [
 ]
 
 
-@pytest.mark.parametrize("override", MISSPELT)
-def test_a_misspelt_group_stops_the_run(verl: Programs, override: str, tmp_path: Path) -> None:
-    done = verl.start(MAIN, override, *COMPLETE, cwd=tmp_path)
+IN_TURN = [(POLICY_PROGRAMS[number % 3], override) for number, override in enumerate(MISSPELT) if number % 3]
+"""All of them stop verl's main program; each of the two others is started with a third of them."""
+
+
+@pytest.mark.parametrize(("program", "override"), [*((MAIN, override) for override in MISSPELT), *IN_TURN])
+def test_a_misspelt_group_stops_the_run(verl: Programs, program: str, override: str, tmp_path: Path) -> None:
+    done = verl.start(program, override, *COMPLETE, cwd=tmp_path)
     key = override.lstrip("+").partition("=")[0].removesuffix(".reject.seq_mean_k3.upper")
     refused(done, f"rollout_corr: {key}", "Write +rollout_corr=", "nothing would be corrected")
 

@@ -19,6 +19,11 @@ _announced: dict[str, str] = {}
 """The start-up lines that this process has printed, by role."""
 
 
+def has_announced(role: str) -> bool:
+    """Whether this process has said that it corrects, in this role."""
+    return role in _announced
+
+
 def in_ray_actor() -> bool:
     """Whether this process is a Ray worker."""
     ray = sys.modules.get("ray")

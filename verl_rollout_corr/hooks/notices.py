@@ -131,12 +131,13 @@ def _silenced(line: Line) -> str | None:
     if mean >= SILENT:
         return None
     product = weights.level in (Level.TURN_SUM, Level.SEQ_SUM, Level.PREFIX_SUM)
+    mean_of = "turn_mean (turn_is)" if weights.level is Level.TURN_SUM else "seq_mean (geo_is)"
     return (
         f"the weights of the kept tokens are {mean:.2g} in the mean, so that the update is that much smaller than its "
         "learning rate says. "
         + (
             f"rollout_corr.weights.level={weights.level} multiplies the ratios of many tokens, and a small difference "
-            "per token makes that vanish with the length: level=seq_mean (geo_is) or level=token (token_is) survives it"
+            f"per token makes that vanish with the length: level={mean_of} or level=token (token_is) survives it"
             if product
             else "The trainer gives these tokens far less probability than the engine: compare "
             "rollout_corr/abs_log_ratio_p50 with a run of fresh weights"

@@ -239,6 +239,24 @@ SEAMS: tuple[Patch, ...] = (
         "verl reduces metrics by what they declare, not by their names",
     ),
     Patch(
+        "verl.experimental.fully_async_policy.message_queue",
+        "MessageQueueClient.put_sample",
+        ("self", "sample"),
+        ("queue_actor",),
+        "verl_rollout_corr.hooks.rollouter_end:wrap_put_sample",
+        "an error of the rollouter, such as a sample with a log-prob too few, would end the run with exit code 0",
+        "verl's fully_async fails where its rollouter failed",
+    ),
+    Patch(
+        "verl.experimental.fully_async_policy.message_queue",
+        "MessageQueueClient.get_sample",
+        ("self",),
+        ("queue_actor",),
+        "verl_rollout_corr.hooks.rollouter_end:wrap_get_sample",
+        "the same, in the trainer's process",
+        "verl's fully_async fails where its rollouter failed",
+    ),
+    Patch(
         "verl.trainer.ppo.ray_trainer",
         "RayPPOTrainer._update_actor",
         ("self", "batch"),
@@ -279,5 +297,6 @@ SEPARATE_TRAINER_MODULES: tuple[str, ...] = (
     "verl.trainer.ppo.ray_trainer",
     "verl.experimental.separation.ray_trainer",
     "verl.experimental.fully_async_policy.detach_utils",
+    "verl.experimental.fully_async_policy.message_queue",
 )
 """The modules that are patched in the process of a one_step_off or fully_async trainer."""

@@ -55,6 +55,11 @@ SUMS_METRIC = "rollout_corr/sums"
 STATISTICS_METRIC = "rollout_corr/statistics"
 """fully_async: one update's `UpdateStatistics`, on its way to the aggregator."""
 
+# What stands for a sample.
+
+ROLLOUTER_FAILED = "rollout_corr_rollouter_failed: "
+"""fully_async: the beginning of the end signal of a rollouter that stops with an exception."""
+
 # Environment of the processes of a run.
 
 CODE_VARIABLE = "VERL_ROLLOUT_CORR_CODE"

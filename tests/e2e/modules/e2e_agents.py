@@ -1,5 +1,6 @@
 """An agent loop with what agents bring: turns with a tool between them, sessions of several rows, and a row in which
-the policy produced nothing. In the steps of E2E_AGENT_STEPS; in the others, the recipe's own loop.
+the policy produced nothing. In the steps of E2E_AGENT_STEPS; in the others, the recipe's own loop, but that in the step
+E2E_LONG_STEP it adds a log-prob to each sample.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from seeded_rollouts import SeededRollouts
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
 STEPS = {int(step) for step in os.environ.get("E2E_AGENT_STEPS", "").split(",") if step}
+
+LONG = int(os.environ.get("E2E_LONG_STEP", "0"))
 
 TURN = 4
 """Tokens of a turn."""
@@ -30,7 +33,10 @@ class Agents(SeededRollouts):
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> Any:
         """One row, or a list of rows."""
         if kwargs["global_steps"] not in STEPS:
-            return await super().run(sampling_params, priority, **kwargs)
+            output = await super().run(sampling_params, priority, **kwargs)
+            if kwargs["global_steps"] == LONG:
+                output.response_logprobs = [*(output.response_logprobs or []), -0.5]
+            return output
         prompt = await self.ct_build_initial_tokens(list(kwargs["raw_prompt"]))
         seed = zlib.crc32(repr([kwargs[name] for name in ("global_steps", "index", "session_id")]).encode())
 

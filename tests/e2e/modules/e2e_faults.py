@@ -1,6 +1,5 @@
-"""A worker that does not do what the trainer decided. E2E_FAULT names what it does instead, from its second update on.
-
-`verls_loss` and `other_code` are there from the start, on the last rank alone.
+"""A worker that does not do what the trainer decided. E2E_FAULT names what it does instead: `weights_swapped` in its
+second update; `verls_loss` and `other_code` from the start, on the last rank alone.
 """
 
 from __future__ import annotations
@@ -8,7 +7,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -30,23 +28,13 @@ def _swapped(column: torch.Tensor) -> torch.Tensor:
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-COLUMNS: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "weights_of_one": ("rollout_is_weights", torch.ones_like),
-    "weights_swapped": ("rollout_is_weights", _swapped),
-    "everything_kept": ("rollout_corr_keep", torch.ones_like),
-    "old_log_probs_swapped": ("old_log_probs", _swapped),
-    "advantages_of_zero": ("advantages", torch.zeros_like),
-}
-
-
-def _change_columns(engine_workers: ModuleType) -> None:
+def _swap_weights(engine_workers: ModuleType) -> None:
     original = engine_workers.TrainingWorker.train_mini_batch
 
     @functools.wraps(original)
     def train_mini_batch(self: Any, data: Any) -> Any:
         if e2e_updates.is_actors(self.loss_fn) and e2e_updates.number() == UPDATE:
-            column, change = COLUMNS[FAULT]
-            data[column] = change(data[column])
+            data["rollout_is_weights"] = _swapped(data["rollout_is_weights"])
         return original(self, data)
 
     engine_workers.TrainingWorker.train_mini_batch = train_mini_batch
@@ -75,8 +63,8 @@ def _other_code(package: ModuleType) -> None:
         package.__version__ = "0.0.9"
 
 
-if FAULT in COLUMNS:
-    after_import("verl.workers.engine_workers", _change_columns)
+if FAULT == "weights_swapped":
+    after_import("verl.workers.engine_workers", _swap_weights)
 elif FAULT == "verls_loss":
     after_import("verl.workers.engine_workers", _put_back)
 elif FAULT == "other_code":

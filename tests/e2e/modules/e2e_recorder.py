@@ -78,6 +78,7 @@ def _before(config: Any, model_output: dict[str, Any], data: Any) -> dict[str, A
         "columns": {name: padded[name].detach().cpu().clone() for name in present},
         "log_prob": no_padding_2_padding(model_output["log_probs"].detach(), data).cpu().clone(),
         **{name: _tokens(data, name) for name in TOKENS},
+        "lags": data["rollout_corr_staleness"].tolist() if "rollout_corr_staleness" in data else None,
         "temperature": float(temperature.flatten()[0]) if isinstance(temperature, torch.Tensor) else temperature,
         "batch_num_tokens": data["batch_num_tokens"],
         "global_batch_size": data["global_batch_size"],
