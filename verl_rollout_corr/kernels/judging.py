@@ -61,26 +61,29 @@ def judge_tokens(work, totals, settings, first, count):
     sum_values(work, totals, value_slot, out, count)
 
 
-@sums
-def keep_statistic(work, totals, settings, first, count):
-    """A criterion of the batch scope: writes its statistic into a buffer, which is judged after all rows.
+@inline
+def may_leave(work, slot, may_slot, i):
+    """Whether a criterion of the batch may reject a token: `when` allows it, and its statistic is not -inf."""
+    return (get(work, slot + i) >= -1e300) & (get_int(work, may_slot + i) != 0)
 
-    Tokens that may not leave are NaN in the buffer, and still count in the mean unless their statistic is -inf. Behind
-    the criterion's sums are the sum and the number of tokens that may not leave, then of those that may.
+
+@sums
+def sum_statistic(work, totals, settings, first, count):
+    """A criterion of the batch scope, which is judged after all rows.
+
+    Behind the criterion's sums are the sum and the number of the tokens that may not leave, which still count in the
+    mean unless their statistic is -inf, and then of those that may.
     """
-    slot, may_slot, buffer = get_int(settings, m.S_SLOT), get_int(settings, m.S_MAY), get_int(settings, m.S_BUFFER)
+    slot, may_slot, out = get_int(settings, m.S_SLOT), get_int(settings, m.S_MAY), get_int(settings, m.S_OUT)
     fixed, fixed_n, loose, loose_n = 0.0, 0, 0.0, 0
     for i in range(count):
         statistic = get(work, slot + i)
-        may = get_int(work, may_slot + i) != 0
-        counted = statistic >= -1e300
-        stays, leaves = counted & (not may), counted & may
+        leaves = may_leave(work, slot, may_slot, i)
+        stays = (statistic >= -1e300) & (not leaves)
         fixed += statistic if stays else 0.0
         fixed_n += stays
         loose += statistic if leaves else 0.0
         loose_n += leaves
-        put(buffer, first + i, statistic if leaves else math.nan)
-    out = get_int(settings, m.S_OUT)
     add(totals, out + m.CRITERION_WORDS, fixed)
     add(totals, out + m.CRITERION_WORDS + 1, float(fixed_n))
     add(totals, out + m.CRITERION_WORDS + 2, loose)

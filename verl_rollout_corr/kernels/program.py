@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -36,15 +37,15 @@ def weights_at(criteria: int) -> int:
 class Program:
     """What the kernels do for one configuration and precision.
 
-    `stages`: (stages, STAGE_WORDS) int64. `settings`: (stages, WORDS) float64, some words int64 bits. `batch`: of each
-    criterion of the batch its index among the criteria and its stage. `weight_stage`: the stage that has the buffer.
+    `stages`: (stages, STAGE_WORDS) int64. `settings`: (stages, WORDS) float64, some words int64 bits. `batch`: the
+    criteria of the batch, by their index. `weight_stage`: the stage that has the buffer.
     """
 
     config: RolloutCorrConfig
     float32: bool
     stages: list[list[int]] = field(default_factory=list)
     settings: list[np.ndarray] = field(default_factory=list)
-    batch: list[tuple[int, int]] = field(default_factory=list)
+    batch: list[int] = field(default_factory=list)
     weight_phase: int = m.NO_WEIGHTS
     weight_stage: int = -1
     nan_stage: int = -1
@@ -96,9 +97,7 @@ def compiled(config: RolloutCorrConfig, *, float32: bool) -> Program | None:
         return None
     program.add(m.ON_BLOCK, tokens.histogram)
     for stat in dict.fromkeys(str(criterion.stat) for criterion in config.reject):
-        filling = statistics.SLOTS.get(stat, (0, None))[1]
-        if filling is not None:
-            program.add(m.ON_BLOCK, filling)
+        _fill(program, stat)
     if config.needs_advantages:
         program.nan_stage = program.add(m.ON_BLOCK, judging.count_nan)
     for index, criterion in enumerate(config.reject):
@@ -108,11 +107,39 @@ def compiled(config: RolloutCorrConfig, *, float32: bool) -> Program | None:
     return program
 
 
+def second_pass(first: Program, index: int, reduce: Stage, **words: Any) -> Program:
+    """Of a program the stages that look at a criterion of the batch again, with `reduce` in the place of its stage.
+
+    The sums of `reduce` are behind those of the first pass.
+    """
+    criterion = first.config.reject[index]
+    program = Program(first.config, first.float32)
+    _fill(program, str(criterion.stat))
+    read = {"S_SLOT": statistics.SLOTS[str(criterion.stat)][0], "S_MAY": _may(program, criterion)}
+    program.add(m.ON_BLOCK, reduce, **read, **words, S_OUT=first.sum_words)
+    return program
+
+
+def _fill(program: Program, stat: str) -> None:
+    """Adds the stage that fills the slot of a statistic, if it needs one."""
+    filling = statistics.SLOTS.get(stat, (0, None))[1]
+    if filling is not None:
+        program.add(m.ON_BLOCK, filling)
+
+
+def _may(program: Program, criterion: Criterion) -> int:
+    """The slot that says which tokens a criterion may reject, filled by a stage if that depends on `when`."""
+    if criterion.when is None:
+        return m.ONES
+    program.add(m.ON_BLOCK, judging.may_tokens, S_WHEN=_WHEN[criterion.when])
+    return m.MAY
+
+
 def _add_criterion(program: Program, index: int, criterion: Criterion) -> None:
     stat, k1 = str(criterion.stat), str(criterion.stat) == "k1"
     lower, upper = _limits(criterion, program.float32 and stat != "lag")
     words = {"S_LOWER": lower, "S_UPPER": upper, "S_WHEN": _WHEN[criterion.when], "S_RATIO": int(k1)}
-    words |= {"S_OUT": criterion_at(index), "S_MAY": m.ONES}
+    words |= {"S_OUT": criterion_at(index)}
     slot = statistics.SLOTS.get(stat, (m.LOG_RATIO, None))[0]
     words |= {"S_SLOT": slot, "S_VALUE": m.RATIO if k1 else slot}
     if stat == "lag":
@@ -123,11 +150,10 @@ def _add_criterion(program: Program, index: int, criterion: Criterion) -> None:
         phase = _PHASE[criterion.scope]
         program.add(phase, judging.gather, judging.close_criterion, S_AGG=_AGG[criterion.agg], **words)
     else:
-        if criterion.when is not None:
-            program.add(m.ON_BLOCK, judging.may_tokens, S_WHEN=words["S_WHEN"])
-            words["S_MAY"] = m.MAY
+        words["S_MAY"] = _may(program, criterion)
         if criterion.scope is Scope.BATCH:
-            program.batch.append((index, program.add(m.ON_BLOCK, judging.keep_statistic, **words)))
+            program.batch.append(index)
+            program.add(m.ON_BLOCK, judging.sum_statistic, **words)
         else:
             program.judges_tokens = True
             program.add(m.ON_BLOCK, judging.judge_tokens, **words)

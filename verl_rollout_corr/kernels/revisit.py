@@ -1,15 +1,15 @@
-"""Stages that run after all rows, over the values in the buffers: buckets, cuts, means, weights."""
+"""Stages that run after all rows: buckets and cuts of a second pass over the tokens; means and weights of a buffer."""
 
 # pyright: basic
 from __future__ import annotations
 
 from verl_rollout_corr.kernels import memory as m
+from verl_rollout_corr.kernels.judging import may_leave
 from verl_rollout_corr.kernels.machine import (
     add,
     bits_of,
     bump,
     call,
-    clear,
     get,
     get_int,
     get_int8,
@@ -18,7 +18,7 @@ from verl_rollout_corr.kernels.machine import (
     put_float32,
     put_int,
 )
-from verl_rollout_corr.kernels.rows import next_run, row_address
+from verl_rollout_corr.kernels.rows import next_run, row_address, settings_of
 from verl_rollout_corr.kernels.stages import stage
 from verl_rollout_corr.kernels.weighing import add_weight
 
@@ -27,9 +27,9 @@ BUCKETS = 2 * _SIDE
 """Eight to an octave of |value|, from 2^-64 to 2^64, on both sides of 0; beyond them the outermost."""
 _SHIFT, _FIRST = 49, (1023 - 64) << 3
 
-# A second job: what its stages share. `N`: tokens of valid rows.
-R_JOB, R_BUFFER, R_N, R_BUCKET, R_CUT, R_UNIT, R_MEAN, R_UPPER, R_OUT, R_CUT_ROW, R_DROP = range(11)
-REVISIT_WORDS = 11
+# What the stages of a buffer share. `N`: tokens of valid rows.
+R_JOB, R_BUFFER, R_N, R_UNIT, R_MEAN, R_UPPER, R_OUT = range(7)
+REVISIT_WORDS = 7
 """Words of that job."""
 PER_TOKEN, PER_TURN, PER_ROW = range(3)
 
@@ -43,49 +43,81 @@ def bucket_of(value):
 
 
 @stage
-def fill_buckets(work, table, revisit, first, last):
-    """Counts and sums of the values in each bucket; NaN, which is not a value, has a bucket of its own.
+def fill_buckets(work, totals, settings, first, count):
+    """Counts and sums of the values of tokens that may leave, by bucket; those of all others have one behind them.
 
-    `table`: BUCKETS + 1 pairs of counts, then of sums. The two of a pair are used in turn, so that two values of the
-    same bucket need not wait for each other.
+    Behind S_OUT are BUCKETS + 1 pairs of counts, then of sums. The two of a pair are used in turn, so that two values
+    of the same bucket need not wait for each other.
     """
-    buffer, offsets = get_int(revisit, R_BUFFER), get_int(get_int(revisit, R_JOB), m.J_OFFSETS)
-    sums = 2 * (BUCKETS + 1)
-    for row in range(first, last):
-        at = get_int(offsets, row)
-        end = at + get_int(get_int(revisit, R_N), row)
-        while at < end:
-            count = min(m.BLOCK, end - at)
-            for i in range(count):
-                value = get(buffer, at + i)
-                put_int(work, m.SCRATCH + i, 2 * (bucket_of(value) if value == value else BUCKETS) + (i & 1))
-            for i in range(count):
-                place = get_int(work, m.SCRATCH + i)
-                bump(table, place, 1)
-                add(table, sums + place, get(buffer, at + i))
-            at += count
+    slot, may_slot, out = get_int(settings, m.S_SLOT), get_int(settings, m.S_MAY), get_int(settings, m.S_OUT)
+    for i in range(count):
+        bucket = bucket_of(get(work, slot + i)) if may_leave(work, slot, may_slot, i) else BUCKETS
+        put_int(work, m.SCRATCH + i, out + 2 * bucket + (i & 1))
+    for i in range(count):
+        place = get_int(work, m.SCRATCH + i)
+        bump(totals, place, 1)
+        add(totals, place + 2 * (BUCKETS + 1), get(work, slot + i))
 
 
 @stage
-def collect_bucket(work, table, revisit, first, last):
-    """The values of one bucket, or of all (-1), in order; `table`: the address to write them to."""
-    buffer, offsets = get_int(revisit, R_BUFFER), get_int(get_int(revisit, R_JOB), m.J_OFFSETS)
-    address, wanted = get_int(table, 0), get_int(revisit, R_BUCKET)
-    found = 0
+def collect_bucket(work, totals, settings, first, count):
+    """The values of the bucket S_COUNT, or of all (-1), in order. Behind S_OUT: where to write them, and how many."""
+    slot, may_slot, out = get_int(settings, m.S_SLOT), get_int(settings, m.S_MAY), get_int(settings, m.S_OUT)
+    address, found, wanted = get_int(totals, out), get_int(totals, out + 1), get_int(settings, m.S_COUNT)
+    for i in range(count):
+        wants = (wanted < 0) | (bucket_of(get(work, slot + i)) == wanted)
+        put_int(work, m.SCRATCH + i, 1 if may_leave(work, slot, may_slot, i) & wants else 0)
+    some = 0
+    for i in range(count):  # without a branch: a value that is not wanted is overwritten by the next
+        put(work, m.PREFIX + some, get(work, slot + i))
+        some += get_int(work, m.SCRATCH + i)
+    for i in range(some):
+        put(address, found + i, get(work, m.PREFIX + i))
+    put_int(totals, out + 1, found + some)
+
+
+@stage
+def mark_cut(work, totals, settings, first, count):
+    """Clears KEEP where values are above S_UPPER. Behind S_OUT: ties that leave, tokens that left, touched rows."""
+    slot, may_slot, out = get_int(settings, m.S_SLOT), get_int(settings, m.S_MAY), get_int(settings, m.S_OUT)
+    cut, leaving = get(settings, m.S_UPPER), 0
+    for i in range(count):
+        leaves = (get(work, slot + i) > cut) & (get_int(work, may_slot + i) != 0)
+        put_int(work, m.KEEP + i, 0 if leaves else 1)
+        leaving += leaves
+    if get_int(totals, out) > 0:
+        for i in range(count):
+            if (get(work, slot + i) == cut) & may_leave(work, slot, may_slot, i) & (get_int(totals, out) > 0):
+                bump(totals, out, -1)
+                put_int(work, m.KEEP + i, 0)
+                leaving += 1
+    put_int(work, m.LEAVING, leaving)
+    bump(totals, out + 1, leaving)
+    put_int(settings, m.ROW_FAILED, get_int(settings, m.ROW_FAILED) | (leaving > 0))
+
+
+@stage
+def end_cut(work, totals, job, row, length):
+    """The end of a row of which tokens may have left."""
+    bump(get_int(job, m.J_ROW_KEPT), row, -get_int(work, m.LOST))
+    for index in range(get_int(job, m.J_STAGE_COUNT)):
+        settings = settings_of(work, job, index)
+        if get_int(settings, m.ROW_FAILED) != 0:
+            bump(totals, get_int(settings, m.S_OUT) + 2, 1)
+
+
+@stage
+def nothing(work, totals, settings, first, count):
+    """In the place of a stage that a second pass does not need."""
+    return
+
+
+@stage
+def walk_again(work, totals, job, first, last):
+    """Walks over the valid rows of a chunk that are not empty."""
     for row in range(first, last):
-        at = get_int(offsets, row)
-        end = at + get_int(get_int(revisit, R_N), row)
-        while at < end:
-            count, some = min(64, end - at), wanted < 0
-            for i in range(at, at + count):
-                some |= bucket_of(get(buffer, i)) == wanted
-            if some:
-                for i in range(at, at + count):
-                    value = get(buffer, i)
-                    if value == value and (wanted < 0 or bucket_of(value) == wanted):
-                        put(address, found, value)
-                        found += 1
-            at += count
+        if (get_int(get_int(job, m.J_ROW_N), row) > 0) & (get_int(get_int(job, m.J_ROW_INVALID), row) == 0):
+            call(get_int(job, m.J_WALK), work, totals, job, row, 0)
 
 
 @inline
@@ -97,56 +129,6 @@ def is_kept(job, start, position):
     for byte in range(size):
         kept |= get_int8(address, byte) != 0
     return kept
-
-
-@inline
-def leave_tie(table, job, row, start, position):
-    """Clears keep for a value that equals the cut."""
-    size = get_int(job, m.J_KEEP_BYTES)
-    bump(table, 0, -1)
-    bump(table, 1, 1)
-    if is_kept(job, start, position):
-        clear(get_int(job, m.J_KEEP) + (start + position) * size, size)
-        bump(get_int(job, m.J_ROW_KEPT), row, -1)
-
-
-@stage
-def cut_row(work, table, revisit, row, unused):
-    """Clears keep where values leave, in a row of which some do. `table`: ties that leave; tokens; touched rows."""
-    job, cut = get_int(revisit, R_JOB), get(revisit, R_CUT)
-    start = get_int(get_int(job, m.J_OFFSETS), row)
-    length = get_int(get_int(job, m.J_OFFSETS), row + 1) - start
-    mask, keep = row_address(job, m.J_MASK, row, start), get_int(job, m.J_KEEP)
-    value_at, position = get_int(revisit, R_BUFFER) + 8 * start, 0
-    while next_run(work, job, mask, position, length):
-        first, position = get_int(work, m.RUN_START), get_int(work, m.RUN_END)
-        count = position - first
-        address = keep + (start + first) * get_int(job, m.J_KEEP_BYTES)
-        put(work, m.SCRATCH, cut)
-        call(get_int(revisit, R_DROP), work, value_at, address, 0, count)
-        bump(table, 1, get_int(work, m.SCRATCH + 1))
-        bump(get_int(job, m.J_ROW_KEPT), row, -get_int(work, m.SCRATCH + 2))
-        if get_int(table, 0) > 0:
-            for i in range(count):
-                if (get(value_at, i) == cut) & (get_int(table, 0) > 0):
-                    leave_tie(table, job, row, start, first + i)
-        value_at += 8 * count
-    bump(table, 2, 1)
-
-
-@stage
-def cut(work, table, revisit, first, last):
-    """Clears keep for the values above the cut."""
-    buffer, job, cut = get_int(revisit, R_BUFFER), get_int(revisit, R_JOB), get(revisit, R_CUT)
-    for row in range(first, last):
-        start = get_int(get_int(job, m.J_OFFSETS), row)
-        above, equal = 0, 0
-        for i in range(start, start + get_int(get_int(revisit, R_N), row)):
-            value = get(buffer, i)
-            above += value > cut
-            equal += value == cut
-        if (above > 0) | ((equal > 0) & (get_int(table, 0) > 0)):
-            call(get_int(revisit, R_CUT_ROW), work, table, revisit, row, 0)
 
 
 @stage

@@ -214,6 +214,7 @@ def start_row(work, job, row, start):
     put_int(work, m.INVALID, 0)
     put_int(work, m.CONSTANT, 0)
     put_int(work, m.KEPT, 0)
+    put_int(work, m.LOST, 0)
     put_int(work, m.POSITION, 0)
     put_int(work, m.FILLED, 0)
     put_int(work, m.PIECE_COUNT, 0)

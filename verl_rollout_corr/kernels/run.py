@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verl_rollout_corr.grammar import Invalid, Metrics
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels import rows, tensors, tokens
+from verl_rollout_corr.kernels import revisit, rows, tensors, tokens
 from verl_rollout_corr.kernels.allocation import aligned
 from verl_rollout_corr.kernels.program import Program
 from verl_rollout_corr.kernels.question import Question
@@ -31,13 +31,12 @@ class Run:
         self.sums = np.tile(program.neutral(), (len(self.bounds) - 1, 1))
         self.settings = np.array(program.settings).reshape(-1, m.WORDS)
         self.threads: list[np.ndarray] = []
-        self.stages = np.array(program.stages, dtype=np.int64).reshape(-1, m.STAGE_WORDS)
-        self.stages[:, m.SETTINGS] = m.WORK_WORDS + m.WORDS * np.arange(len(self.stages))
+        self.stages = _table(program)
         self.job = self._job()
 
     def walk(self) -> bool:
         """Passes over the rows; returns False if one was refused."""
-        self.for_each_chunk(rows.walk.entry(), self.sums, self.job)
+        self.threads = self.for_each_chunk(rows.walk.entry(), self.sums, self.job)
         return self.job[m.J_STATUS] == m.FINE and not self._nan_advantages()
 
     def _job(self) -> np.ndarray:
@@ -79,24 +78,37 @@ class Run:
             job[m.J_REJECT_ROW] = rows.reject_row.address
         return job
 
-    def _work(self) -> np.ndarray:
-        """The scratch of one thread."""
-        work = aligned(8 * (m.WORK_WORDS + self.settings.size + self.program.sum_words)).view(np.float64)
-        work.view(np.int64)[m.KEEP : m.KEEP + m.BLOCK] = 1
-        work.view(np.int64)[m.ONES : m.ONES + m.BLOCK] = 1
-        work[m.WORK_WORDS : m.WORK_WORDS + self.settings.size] = self.settings.ravel()
-        self.threads.append(work)
-        return work
+    def walk_again(self, program: Program, cells: np.ndarray, words: dict[int, int]) -> None:
+        """Passes over the valid rows once more, with the stages of another program and some `words` of the job."""
+        stages = _table(program)
+        job = self.job.copy()
+        job[[m.J_BINS, m.J_TURNS, m.J_JUDGES_TOKENS, m.J_REJECT_INVALID]] = 0
+        job[m.J_WEIGHT_PHASE] = m.NO_WEIGHTS
+        job[m.J_STAGES], job[m.J_STAGE_COUNT] = stages.ctypes.data, len(stages)
+        for word, value in words.items():
+            job[word] = value
+        self.for_each_chunk(revisit.walk_again.entry(), cells, job, np.array(program.settings).reshape(-1, m.WORDS))
 
-    def for_each_chunk(self, kernel: Callable[..., None], cells: np.ndarray, job: np.ndarray) -> None:
-        """Threads take chunks in turn. Each chunk has its row of `cells`: results do not depend on who took it."""
+    def for_each_chunk(
+        self, kernel: Callable[..., None], cells: np.ndarray, job: np.ndarray, settings: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """Threads take chunks in turn. Each chunk has its row of `cells`: results do not depend on who took it.
+
+        Returns the scratch of each thread.
+        """
         base, shared, row_bytes = cells.ctypes.data, job.ctypes.data, cells.strides[0]
+        threads: list[np.ndarray] = []
+
+        def scratch() -> np.ndarray:
+            threads.append(_scratch(self.settings if settings is None else settings, self.program.sum_words))
+            return threads[-1]
 
         def take(number: int, work: np.ndarray) -> None:
             rows = int(self.bounds[number]), int(self.bounds[number + 1])
             kernel(work.ctypes.data, base + number * row_bytes, shared, *rows)
 
-        in_turn(len(self.bounds) - 1, take, self._work)
+        in_turn(len(self.bounds) - 1, take, scratch)
+        return threads
 
     def _nan_advantages(self) -> bool:
         if self.program.nan_stage < 0:
@@ -118,6 +130,22 @@ class Run:
             s.LAG_UNKNOWN: (nonempty & ~invalid & (self.question.lags < 0)).sum(),
         }
         return {entry: float(value) for entry, value in values.items()}
+
+
+def _table(program: Program) -> np.ndarray:
+    """The stages as the kernels read them."""
+    stages = np.array(program.stages, dtype=np.int64).reshape(-1, m.STAGE_WORDS)
+    stages[:, m.SETTINGS] = m.WORK_WORDS + m.WORDS * np.arange(len(stages))
+    return stages
+
+
+def _scratch(settings: np.ndarray, saved: int) -> np.ndarray:
+    """The scratch of one thread; `saved`: words for the sums before a row that may turn out invalid."""
+    work = aligned(8 * (m.WORK_WORDS + settings.size + saved)).view(np.float64)
+    work.view(np.int64)[m.KEEP : m.KEEP + m.BLOCK] = 1
+    work.view(np.int64)[m.ONES : m.ONES + m.BLOCK] = 1
+    work[m.WORK_WORDS : m.WORK_WORDS + settings.size] = settings.ravel()
+    return work
 
 
 def _describe(job: np.ndarray, at: int, tensor: Tensor, read: int) -> None:

@@ -7,25 +7,26 @@ from typing import Any
 
 import numpy as np
 
-from verl_rollout_corr.grammar import LEVELS, Scope
+from verl_rollout_corr.grammar import LEVELS, Scope, Stat
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels import revisit, tensors
+from verl_rollout_corr.kernels import revisit, tensors, tokens
 from verl_rollout_corr.kernels.allocation import aligned
-from verl_rollout_corr.kernels.program import criterion_at, weights_at
+from verl_rollout_corr.kernels.program import criterion_at, second_pass, weights_at
 from verl_rollout_corr.kernels.run import Run
+from verl_rollout_corr.kernels.stages import Stage
 
 _UNITS = {Scope.TOKEN: revisit.PER_TOKEN, Scope.TURN: revisit.PER_TURN, Scope.SEQ: revisit.PER_ROW}
 
 
 class SecondLook:
-    """One float64 per token for each criterion of the batch scope, and for weights to be normalised; else nothing."""
+    """Keeps one float64 per token for weights to be normalised: a float32 would not do for sums of weights to 1e-9.
+
+    Criteria of the batch keep nothing: what they judge is computed again if something leaves.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         tokens = int(run.question.offsets[-1])
-        self.of_criteria = [aligned(8 * tokens).view(np.float64) for _ in run.program.batch]
-        for (_, stage), buffer in zip(run.program.batch, self.of_criteria, strict=True):
-            run.settings.view(np.int64)[stage, m.S_BUFFER] = buffer.ctypes.data
         weights = run.program.config.weights
         self.of_weights: np.ndarray | None = None
         if weights is not None and weights.normalize is not None:
@@ -37,8 +38,8 @@ class SecondLook:
         """Rejects and normalises what `run` has after the pass over the rows."""
         run = self.run
         self.valid_n = np.where(run.row_invalid > 0, 0, run.row_n)
-        for (index, _), buffer in zip(run.program.batch, self.of_criteria, strict=True):
-            self._trim(index, buffer)
+        for index in run.program.batch:
+            self._trim(index)
         if run.program.config.min_group_kept is not None:
             self._drop_groups(run.program.config.min_group_kept)
         if self.of_weights is not None:
@@ -50,7 +51,20 @@ class SecondLook:
         job[revisit.R_BUFFER], job[revisit.R_N] = buffer.ctypes.data, self.valid_n.ctypes.data
         return job
 
-    def _trim(self, index: int, buffer: np.ndarray) -> None:
+    def _again(self, index: int, stage: Stage, cells: np.ndarray, words: dict[int, int], **settings: float) -> None:
+        """Passes over the tokens again for a criterion; `cells`: of each chunk what `stage` reads and writes."""
+        run = self.run
+        alone = run.program.config.reject[index].stat in (Stat.K1, Stat.K2)
+        job = {m.J_MISMATCH: (tokens.log_ratios if alone else tokens.mismatch).address}
+        job |= {m.J_CHECK: revisit.nothing.address} if alone else {}
+        job |= {m.J_KEEP_STORE: revisit.nothing.address, m.J_END_ROW: revisit.nothing.address} | words
+        behind = run.program.sum_words  # where the stages before write what nobody asks for
+        whole = np.zeros((len(cells), behind + cells.shape[1]), dtype=cells.dtype)
+        whole[:, behind:] = cells
+        run.walk_again(second_pass(run.program, index, stage, **settings), whole, job)
+        cells[:] = whole[:, behind:]
+
+    def _trim(self, index: int) -> None:
         """Rejects the largest values until the mean of the rest is within the bound.
 
         Sums of buckets narrow the cut down to one bucket, and only the values of that one are sorted.
@@ -61,9 +75,10 @@ class SecondLook:
         fixed_sum, fixed_n, loose, loose_n = run.sums[:, behind : behind + 4].sum(axis=0)
         if not loose_n or _fits(fixed_sum + loose, fixed_n + loose_n, limit):
             return
-        job, chunks = self._job(buffer), len(run.sums)
-        table = np.zeros((chunks, 2, revisit.BUCKETS + 1, 2))
-        run.for_each_chunk(revisit.fill_buckets.entry(), table, job)
+        chunks = len(run.sums)
+        flat = np.zeros((chunks, 4 * (revisit.BUCKETS + 1)))
+        self._again(index, revisit.fill_buckets, flat, {})
+        table = flat.reshape(chunks, 2, revisit.BUCKETS + 1, 2)
         by_chunk = table.view(np.int64)[:, 0, : revisit.BUCKETS].sum(axis=2)
         counts, sums = by_chunk.sum(axis=0), table[:, 1, : revisit.BUCKETS].sum(axis=(0, 2))
         up_to = np.concatenate([[0.0], np.cumsum(sums)]) + fixed_sum, np.concatenate([[0], np.cumsum(counts)]) + fixed_n
@@ -76,11 +91,11 @@ class SecondLook:
         sizes = by_chunk.sum(axis=1) if last < 0 else by_chunk[:, last]
         while last >= 0 and not counts[last]:
             last, sizes = last + 1, by_chunk[:, last + 1]
-        job[revisit.R_BUCKET] = last
         values = np.empty(int(sizes.sum()))
         ends = np.cumsum(sizes)
-        places = (values.ctypes.data + 8 * (ends - sizes)).reshape(-1, 1).astype(np.int64)
-        run.for_each_chunk(revisit.collect_bucket.entry(), places, job)
+        places = np.zeros((chunks, 2), dtype=np.int64)
+        places[:, 0] = values.ctypes.data + 8 * (ends - sizes)
+        self._again(index, revisit.collect_bucket, places, {}, S_COUNT=last)
         below = (fixed_sum, fixed_n) if last < 0 else (up_to[0][last], up_to[1][last])
         ordered = np.sort(values)
         joined = np.concatenate([[0.0], np.cumsum(ordered)]) + below[0]
@@ -92,9 +107,8 @@ class SecondLook:
         before = np.cumsum(ties) - ties
         cells = np.zeros((chunks, 3), dtype=np.int64)
         cells[:, 0] = np.clip(leaving_ties - before, 0, ties)
-        job.view(np.float64)[revisit.R_CUT], job[revisit.R_CUT_ROW] = cut, revisit.cut_row.address
-        job[revisit.R_DROP] = tensors.DROP[run.keep.dtype.itemsize].address
-        run.for_each_chunk(revisit.cut.entry(), cells, job)
+        words = {m.J_KEEP_STORE: tensors.DROP[run.keep.dtype.itemsize].address, m.J_END_ROW: revisit.end_cut.address}
+        self._again(index, revisit.mark_cut, cells, words, S_UPPER=float(cut))
         run.sums[:, out + m.TOKENS] += cells[:, 1]
         run.sums[:, out + m.FAILED_SEQS] += cells[:, 2]
 

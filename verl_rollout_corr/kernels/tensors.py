@@ -60,18 +60,14 @@ def _store_keep(work, totals, settings, first, count):
 
 
 def _drop(work, totals, settings, first, count):
-    """Clears keep, at the address `settings`, where the float64 values at `totals` are above the word SCRATCH.
-
-    Writes into the words behind SCRATCH how many values are above, and how many of those were kept.
-    """
-    cut, above, left = get(work, m.SCRATCH), 0, 0
-    for i in range(count):
-        kept, leaves = read(settings, i), get(totals, i) > cut
-        above += leaves
-        left += leaves & (kept != 0)
-        write(settings, i, 0 if leaves else kept)
-    put_int(work, m.SCRATCH + 1, above)
-    put_int(work, m.SCRATCH + 2, left)
+    """Clears keep where KEEP of a token of the block is 0, if there is any, and counts those that were kept."""
+    if get_int(work, m.LEAVING) > 0:
+        left = 0
+        for i in range(count):
+            kept, leaves = read(settings, i), get_int(work, m.KEEP + first + i) == 0
+            left += leaves & (kept != 0)
+            write(settings, i, 0 if leaves else kept)
+        put_int(work, m.LOST, get_int(work, m.LOST) + left)
 
 
 def _variant(template, suffix: str, **names) -> Stage:
@@ -123,7 +119,7 @@ STORE_KEEP: dict[int, Stage] = by_width(_store_keep)
 """Writes KEEP by the bytes of the items: (work, bits of 1, address, from, count)."""
 
 DROP: dict[int, Stage] = by_width(_drop)
-"""Clears keep where values are above a cut, by the bytes of the items: (work, values, address, -, count)."""
+"""Clears keep where KEEP is 0, by the bytes of the items: (work, -, address, from, count)."""
 
 
 @cache

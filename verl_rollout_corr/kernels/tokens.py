@@ -88,6 +88,13 @@ def mismatch(work, totals, settings, first, count):
         sum_mismatch(work, totals, count, False, False)
 
 
+@stage
+def log_ratios(work, totals, settings, first, count):
+    """The log-ratio of each token alone."""
+    for i in range(count):
+        put(work, m.LOG_RATIO + i, get(work, m.TRAIN + i) - get(work, m.ROLLOUT + i))
+
+
 @sums
 def mismatch_in_bins(work, totals, settings, first, count):
     """The same, and the sums of each bin of mu, from which those of the block follow."""
