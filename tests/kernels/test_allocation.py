@@ -66,6 +66,22 @@ def test_a_block_that_does_not_fit_stays(nothing_idle: deque[Any]) -> None:
     assert allocation._found(5 * COUNT) is None
 
 
+def test_the_system_may_take_what_is_idle_and_large(nothing_idle: deque[Any]) -> None:
+    """Small blocks are not worth the call; a block that cannot be offered is given up."""
+    offered: list[int] = []
+
+    class Block(bytearray):
+        def madvise(self, advice: int) -> None:
+            offered.append(advice)
+            if len(offered) > 1:
+                raise OSError
+
+    for size in (allocation._LENT - 1, allocation._LENT, allocation._LENT):
+        allocation._give_back(Block(size))  # type: ignore[arg-type]
+    assert offered == [allocation.mmap.MADV_FREE] * 2
+    assert [len(block) for block in nothing_idle] == [allocation._LENT - 1, allocation._LENT]
+
+
 def test_small_memory_is_numpys(nothing_idle: deque[Any]) -> None:
     small = allocation.uninitialised(5, torch.float32)
     assert small.data_ptr() % allocation.LINE == 0 and small.shape == (5,)

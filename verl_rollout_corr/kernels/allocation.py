@@ -2,7 +2,7 @@
 
 The system clears each page before a process gets it, and may have to look for a large one: for a large answer that
 takes as long as everything that is computed, and several times as long on a machine whose memory is in pieces. So a
-block whose tensors are gone serves the next call. Until then the system may take its pages whenever it needs memory.
+block whose tensors are gone serves the next call. Until then the system may take the pages of a large one.
 """
 
 # pyright: basic
@@ -20,7 +20,10 @@ LINE = 64
 """Bytes of a cache line, and of the widest vector. A vector that is not aligned to it touches two lines."""
 
 LARGE = 1 << 21
-"""Bytes of a large page. Smaller memory is NumPy's."""
+"""Bytes of a large page; memory that is smaller than an eighth of it is NumPy's."""
+
+_LENT = 1 << 24
+"""Idle blocks of so many bytes are offered to the system. For smaller ones that costs more than it saves."""
 
 _idle: deque[mmap.mmap] = deque(maxlen=4)
 """Blocks that nothing uses, oldest first: keep, weights, and what a criterion or a normalisation of the batch needs."""
@@ -31,7 +34,7 @@ _CAN_WAIT = hasattr(mmap, "MADV_HUGEPAGE") and hasattr(mmap, "MADV_FREE")
 def uninitialised(count: int, dtype: torch.dtype) -> Tensor:
     """(count,) numbers that are not set."""
     size = count * dtype.itemsize
-    if size < LARGE or not _CAN_WAIT:
+    if size < LARGE // 8 or not _CAN_WAIT:
         return torch.from_numpy(_small(size)).view(dtype)
     block = _found(size) or _new(size)
     view = memoryview(block)
@@ -73,8 +76,9 @@ def _new(size: int) -> mmap.mmap:
 
 def _give_back(block: mmap.mmap) -> None:
     """Lets the system have the pages if it needs them, and keeps the block."""
-    try:
-        block.madvise(mmap.MADV_FREE)
-    except OSError:
-        return
+    if len(block) >= _LENT:
+        try:
+            block.madvise(mmap.MADV_FREE)
+        except OSError:
+            return
     _idle.append(block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from verl_rollout_corr.kernels import judging, statistics, tokens, weighing
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.stages import Stage
 from verl_rollout_corr.maths.histogram import COUNT
+from verl_rollout_corr.maths.sum_table import Layout, layout
 
 _AGG = {None: judging.SUM, Agg.SUM: judging.SUM, Agg.MEAN: judging.MEAN, Agg.MAX: judging.MAX}
 _WHEN = {None: 0, "negative_advantage": judging.NEGATIVE, "positive_advantage": judging.POSITIVE}
@@ -61,8 +63,9 @@ class Program:
         """The largest float64 that is not above a criterion's upper bound."""
         return _limits(self.config.reject[index], self.float32)[1]
 
+    @cached_property
     def neutral(self) -> np.ndarray:
-        """The sums of no rows."""
+        """The sums of no rows. Not to be written to."""
         sums = np.zeros(self.sum_words)
         outs = [criterion_at(index) for index in range(len(self.config.reject))]
         sums[[m.TV_MAX, m.SEQS + 11, m.SEQS + 12, *(out + m.MAXIMUM for out in outs)]] = -math.inf
@@ -71,6 +74,23 @@ class Program:
         sums[[weights + m.W_MAX, weights + m.W_RAW_MAX]] = -math.inf
         sums[[weights + m.W_MIN, weights + m.W_RAW_MIN]] = math.inf
         return sums
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """(stages, STAGE_WORDS) int64: the stages as the kernels read them, when all are added."""
+        stages = np.array(self.stages, dtype=np.int64).reshape(-1, m.STAGE_WORDS)
+        stages[:, m.SETTINGS] = m.WORK_WORDS + m.WORDS * np.arange(len(stages))
+        return stages
+
+    @cached_property
+    def parameters(self) -> np.ndarray:
+        """(stages, WORDS) float64: their settings. Not to be written to."""
+        return np.array(self.settings).reshape(-1, m.WORDS)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The entries of the sums."""
+        return layout(self.config)
 
     def add(self, phase: int, reduce: Stage | None, close: Stage | None = None, **words: float) -> int:
         """One stage more; `words`: its settings by name, an int as the bits of an int64. Its number."""

@@ -28,10 +28,9 @@ class Run:
         self.weights = question.empty(torch.float32) if program.config.weights is not None else None
         self.row_n, self.row_kept, self.row_invalid = (np.zeros(question.rows, dtype=np.int64) for _ in range(3))
         self.bounds = chunk_bounds(question.offsets)
-        self.sums = np.tile(program.neutral(), (len(self.bounds) - 1, 1))
-        self.settings = np.array(program.settings).reshape(-1, m.WORDS)
+        self.sums = np.tile(program.neutral, (len(self.bounds) - 1, 1))
+        self.settings = program.parameters.copy()
         self.threads: list[np.ndarray] = []
-        self.stages = _table(program)
         self.job = self._job()
 
     def walk(self) -> bool:
@@ -64,13 +63,13 @@ class Run:
         job[[m.J_ROW_N, m.J_ROW_KEPT, m.J_ROW_INVALID]] = [
             array.ctypes.data for array in (self.row_n, self.row_kept, self.row_invalid)
         ]
-        job[m.J_STAGES], job[m.J_STAGE_COUNT] = self.stages.ctypes.data, len(self.stages)
+        job[m.J_STAGES], job[m.J_STAGE_COUNT] = program.table.ctypes.data, len(program.table)
         job[m.J_BINS] = bins = program.config.metrics is Metrics.ALL
         job[m.J_CHECK] = tokens.check.address
         job[m.J_MISMATCH] = (tokens.mismatch_in_bins if bins else tokens.mismatch).address
         job[m.J_TURNS], job[m.J_JUDGES_TOKENS] = program.turns, program.judges_tokens
         job[m.J_REJECT_INVALID] = program.config.invalid is Invalid.REJECT
-        job[m.J_SUM_WORDS], job[m.J_SAVED] = program.sum_words, m.WORK_WORDS + m.WORDS * len(self.stages)
+        job[m.J_SUM_WORDS], job[m.J_SAVED] = program.sum_words, m.WORK_WORDS + m.WORDS * len(program.table)
         job[[m.J_WALK, m.J_FLUSH, m.J_END_ROW]] = [f.address for f in (rows.walk_row, rows.flush, rows.end_row)]
         if program.turns:
             job[m.J_END_TURN] = rows.end_turn.address
@@ -80,14 +79,13 @@ class Run:
 
     def walk_again(self, program: Program, cells: np.ndarray, words: dict[int, int]) -> None:
         """Passes over the valid rows once more, with the stages of another program and some `words` of the job."""
-        stages = _table(program)
         job = self.job.copy()
         job[[m.J_BINS, m.J_TURNS, m.J_JUDGES_TOKENS, m.J_REJECT_INVALID]] = 0
         job[m.J_WEIGHT_PHASE] = m.NO_WEIGHTS
-        job[m.J_STAGES], job[m.J_STAGE_COUNT] = stages.ctypes.data, len(stages)
+        job[m.J_STAGES], job[m.J_STAGE_COUNT] = program.table.ctypes.data, len(program.table)
         for word, value in words.items():
             job[word] = value
-        self.for_each_chunk(revisit.walk_again.entry(), cells, job, np.array(program.settings).reshape(-1, m.WORDS))
+        self.for_each_chunk(revisit.walk_again.entry(), cells, job, program.parameters)
 
     def for_each_chunk(
         self, kernel: Callable[..., None], cells: np.ndarray, job: np.ndarray, settings: np.ndarray | None = None
@@ -130,13 +128,6 @@ class Run:
             s.LAG_UNKNOWN: (nonempty & ~invalid & (self.question.lags < 0)).sum(),
         }
         return {entry: float(value) for entry, value in values.items()}
-
-
-def _table(program: Program) -> np.ndarray:
-    """The stages as the kernels read them."""
-    stages = np.array(program.stages, dtype=np.int64).reshape(-1, m.STAGE_WORDS)
-    stages[:, m.SETTINGS] = m.WORK_WORDS + m.WORDS * np.arange(len(stages))
-    return stages
 
 
 def _scratch(settings: np.ndarray, saved: int) -> np.ndarray:

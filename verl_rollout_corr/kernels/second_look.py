@@ -138,7 +138,7 @@ class SecondLook:
         job.view(np.float64)[revisit.R_UPPER] = upper
         job[revisit.R_OUT] = out
         again = [out + word for word in (m.W_TOTAL, m.W_SQUARE, m.W_OFF_ONE, m.W_OFF_ONE_SQUARE, m.W_MAX, m.W_MIN)]
-        run.sums[:, again] = run.program.neutral()[again]
+        run.sums[:, again] = run.program.neutral[again]
         run.for_each_chunk(revisit.rescale.entry(), run.sums, job)
 
 

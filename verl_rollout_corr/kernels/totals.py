@@ -103,18 +103,18 @@ _KINDS = (Kind.TOTAL, Kind.MAXIMUM)
 
 def sums_of(program: Program, chunks: np.ndarray, rows: dict[Sum, float]) -> Sums:
     """The sums of chunks, (chunks, words), added in their order, and what follows from the rows."""
-    neutral = program.neutral()
+    neutral = program.neutral
     lowest, highest = neutral == np.inf, neutral == -np.inf
     plain = ~(lowest | highest)
     counted = slice(m.HISTOGRAM, m.HISTOGRAM + 2 * COUNT)
     plain[counted] = False
-    total = neutral
+    total = neutral.copy()
     total[plain] = chunks[:, plain].sum(axis=0)
     total[lowest] = chunks[:, lowest].min(axis=0)
     total[highest] = chunks[:, highest].max(axis=0)
     counts = chunks.view(np.int64)[:, counted].sum(axis=0).reshape(COUNT, 2).sum(axis=1)
     words = np.concatenate([total, [rows[entry] for entry in ROW_ENTRIES]])
-    layout = s.layout(program.config)
+    layout = program.layout
     totals, maxima = (torch.from_numpy(words[at] * sign) for at, sign in (_places(layout, kind) for kind in _KINDS))
     return Sums(layout, totals, maxima, torch.from_numpy(counts))
 
