@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
@@ -124,6 +126,24 @@ def floor(_: str) -> Callable[..., Any]:
 
     return copy
 
+
+def digests() -> Callable[[], Any]:
+    """Arithmetic on bytes that stay in the cache of a core; Python's lock is released."""
+    content = bytes(1 << 18)
+    return lambda: [hashlib.sha256(content).digest() for _ in range(10)]
+
+
+def copy() -> Callable[[], Any]:
+    """Numbers from memory into memory that was used before."""
+    numbers, results = np.ones(1 << 23), np.ones(1 << 23)
+    return lambda: np.copyto(results, numbers)
+
+
+CONTROLS: dict[str, Callable[[], Callable[[], Any]]] = {
+    "control: SHA-256 in the cache": digests,
+    "control: a copy in memory": copy,
+}
+"""What shows how much a second thread can give on this machine: each makes a piece of work for one thread."""
 
 CONTENDERS: dict[str, Callable[[str], Callable[..., Any]]] = {
     "ours": ours,

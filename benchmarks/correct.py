@@ -17,13 +17,14 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.contenders import CONFIGS, CONTENDERS, long_tailed, padded_batch
+from benchmarks.contenders import CONFIGS, CONTENDERS, CONTROLS, long_tailed, padded_batch
 from verl_rollout_corr.kernels.choice import chosen
 
 PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
@@ -138,16 +139,32 @@ def by_length(sizes: list[tuple[int, int]], repeats: int) -> str:
     return table("k3_rs_token_is, lengths of mean 10 %: ours jagged, the others padded", "rows × longest", rows)
 
 
+def shared(name: str, threads: int) -> float:
+    """Seconds that so many threads take for 24 pieces of a control, each thread with memory of its own."""
+    pieces = [CONTROLS[name]() for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+
+        def once() -> None:
+            list(pool.map(lambda piece: [piece() for _ in range(24 // threads)], pieces))
+
+        return medians({name: once}, repeats=5, patience=4.0)[name]
+
+
 def by_threads(size: tuple[int, int], repeats: int) -> str:
-    """Ours with 1 and with all threads."""
+    """Ours with 1 and with all threads, and work that shares nothing but the machine."""
     tensors, rows, count = padded_batch(*size), [], torch.get_num_threads()
-    for name in ("k3_rs_token_is", "metrics_only", "metrics_only, metrics: core"):
-        found = []
-        for threads in (1, count):
-            torch.set_num_threads(threads)
-            found.append(row(name, tensors, ["ours"], repeats=repeats)["ours"])
+
+    def mine(name: str, threads: int) -> float:
+        torch.set_num_threads(threads)
+        return row(name, tensors, ["ours"], repeats=repeats)["ours"]
+
+    names = [*CONTROLS, "k3_rs_token_is", "metrics_only", "metrics_only, metrics: core"]
+    for name in names:
+        measure = shared if name in CONTROLS else mine
+        found = [measure(name, threads) for threads in (1, count)]
         rows.append([name, *(f"{seconds * 1e3:,.1f}" for seconds in found), f"{found[0] / found[1]:.2f}×"])
         print(rows[-1], flush=True)
+    torch.set_num_threads(count)
     head = ["1 thread, ms", f"{count} threads, ms", "gain"]
     return table(f"Threads, {size[0]:,} × {size[1]:,}", "configuration", rows, head)
 
@@ -235,8 +252,8 @@ def machine(script: str = "correct") -> str:
 _SIZES = [(256, 1024), (1024, 1024), (1024, 4096), (1024, 8192), (4096, 8192), (8192, 16384), (16384, 16384)]
 
 PARTS: dict[str, Callable[[], str]] = {
-    "sizes": lambda: by_size(_SIZES, 5),
-    "configurations": lambda: by_config((1024, 8192), 5),
+    "sizes": lambda: by_size(_SIZES, 3),
+    "configurations": lambda: by_config((1024, 8192), 2),
     "lengths": lambda: by_length([(1024, 8192), (2048, 16384)], 5),
     "threads": lambda: by_threads((1024, 8192), 5),
     "memory": lambda: memory((1024, 8192)),
