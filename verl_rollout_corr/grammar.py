@@ -62,7 +62,7 @@ class Agg(_Word):
 
 
 class Stat(_Word):
-    """A statistic of the mismatch: per token, but for `lag`, which a row has as a whole."""
+    """A statistic of the mismatch: of a token, or for `lag` of a whole row."""
 
     K1 = "k1"
     K2 = "k2"
@@ -122,7 +122,7 @@ class Denominator(_Word):
 
 
 class Baseline(_Word):
-    """Which rows vote in group baselines."""
+    """Which rows count in group baselines."""
 
     ALL = "all"
     """All rows: advantages are what they are without rejection."""

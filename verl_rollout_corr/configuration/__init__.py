@@ -1,1 +1,1 @@
-"""From what a user writes to a configuration that everything else trusts: the parser below, Hydra on top."""
+"""From what a user writes to a checked configuration: the parser below, Hydra on top."""

@@ -200,7 +200,7 @@ def _text(command: Command) -> Iterator[Problem]:
 
 
 def _left_out(command: Command) -> Iterator[Problem]:
-    """Presets that a defaults list calls optional, and that do not exist: Hydra leaves them out without a word."""
+    """Presets that a defaults list calls optional, and that do not exist: Hydra leaves them out without a message."""
     shipped = shipped_names()
     words = Words({*shipped}, (), command.is_on)
     for key, name in command.choices.items():

@@ -51,7 +51,7 @@ def sentences(config: RolloutCorrConfig) -> list[str]:
             else "A rejected token adds 0 to the loss and leaves its mean, so that the others weigh more."
         )
     if config.baseline is Baseline.KEPT:
-        said.append("Rows with no kept token do not vote in the baseline of their group.")
+        said.append("Rows with no kept token do not count in the baseline of their group.")
     said.append(
         "A log-prob that cannot be one stops the run."
         if config.invalid is Invalid.ERROR

@@ -1,5 +1,5 @@
-"""Importing this module registers the CPU platform. It is for `VERL_USE_EXTERNAL_MODULES`: verl does not swallow the
-errors of modules named there.
+"""Importing this module registers the CPU platform. It is for `VERL_USE_EXTERNAL_MODULES`: verl raises the errors of
+modules named there.
 """
 
 from __future__ import annotations

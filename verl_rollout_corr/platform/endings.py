@@ -24,8 +24,8 @@ def session() -> tuple[str, str] | None:
 
 
 def ended_on_purpose() -> set[int]:
-    """The ids of the processes whose actor Ray ended: nobody refers to it, it was killed by ray.kill, or its owner
-    ended in one of these ways.
+    """The ids of the processes whose actor Ray ended: nothing refers to the actor any more, it was killed by ray.kill,
+    or its owner ended in one of these ways.
 
     Ray has no public interface for this that works without its dashboard. If the private one used here is gone, the set
     is empty, and an actor that was meant to end counts as one that died.

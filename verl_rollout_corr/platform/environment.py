@@ -12,7 +12,7 @@ DEFAULTS: dict[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # vLLM would bind its threads to cores that the trainer needs too.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Trainer, rollout server and agent loop share the cores; one thread each beats many that wait for each other.
+    # Trainer, rollout server and agent loop share the cores: many threads would only wait for each other.
     "OMP_NUM_THREADS": "1",
     # Compiling needs a C++ compiler and takes longer than the models that one trains on a CPU.
     "TORCHDYNAMO_DISABLE": "1",

