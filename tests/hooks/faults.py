@@ -242,6 +242,27 @@ def loss_without_its_mini_batch(rank: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def mini_batches_are_verls(rank: int) -> Iterator[None]:
+    """verl's own train_mini_batch is put back, so that nobody would look at what arrived."""
+    import inspect
+
+    from verl.workers.engine_workers import TrainingWorker
+
+    with mock.patch.object(TrainingWorker, "train_mini_batch", inspect.unwrap(TrainingWorker.train_mini_batch)):
+        yield
+
+
+@contextlib.contextmanager
+def mini_batches_are_verls_on_the_last_rank(rank: int) -> Iterator[None]:
+    """The same on one rank of several, where the others go on to exchange what arrived."""
+    import torch.distributed
+
+    last = rank == torch.distributed.get_world_size() - 1
+    with mini_batches_are_verls(rank) if last else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
 def engine_that_steps_by_itself(rank: int) -> Iterator[None]:
     """The user's engine, which does not call the method that verl's engines step in."""
     from verl.workers.engine.fsdp import transformer_impl

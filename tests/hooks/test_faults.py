@@ -32,6 +32,7 @@ REPLACED = "something has put verl's own function back before the worker was bui
 LOST = "the rows that reached the actors of all ranks are not those of the update that the trainer decided on"
 OTHERS = "its loss is .*without the correction in front of it and without its configuration"
 UNCHECKED = "the actor's loss runs outside of the train_batch that checks it before the optimiser steps"
+OUTSIDE = "is to be trained on outside of the train_mini_batch that compares what arrived with what was sent"
 OLD = r"update (\d+) of the trainer reached this actor after update \1: what arrived is not the batch"
 EITHER: list[tuple[Any, str]] = [
     (faults.old_log_probs_swapped, CHANGED),
@@ -55,6 +56,7 @@ EITHER: list[tuple[Any, str]] = [
     (faults.loss_is_verls_later, REPLACED),
     (faults.loss_is_the_users_later, OTHERS),
     (faults.loss_without_its_mini_batch, UNCHECKED),
+    (faults.mini_batches_are_verls, OUTSIDE),
     (faults.verls_loss_on_the_last_rank, REPLACED),
 ]
 """In both modes."""
@@ -112,14 +114,18 @@ def test_two_ranks(pools: dict[int, Pool], decided: list[Row], fault: Any) -> No
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [(faults.verls_loss_on_the_last_rank, REPLACED), (faults.weights_scaled_on_the_last_rank, CHANGED)],
+    [
+        (faults.verls_loss_on_the_last_rank, REPLACED),
+        (faults.weights_scaled_on_the_last_rank, CHANGED),
+        (faults.mini_batches_are_verls_on_the_last_rank, OUTSIDE),
+    ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_case_57_one_rank_of_two(
     model_folder: Path, drawn: list[Row], decided: list[Row], fault: Any, message: str
 ) -> None:
-    """The rank with verl's own loss, or with other weights, refuses; the other one waits for it before its optimiser's
-    step, and in a run is ended with the trainer.
+    """The rank with verl's own functions, or with other weights, refuses; the other one waits for it before its
+    optimiser's step, and in a run is ended with the trainer.
     """
     pool = Pool(2, model_folder)
     rows, mapping = (in_bypass(drawn), BYPASS) if message == REPLACED else (decided, WEIGHTED)

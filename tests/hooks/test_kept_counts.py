@@ -12,6 +12,8 @@ from verl.utils import tensordict_utils as tu
 
 from hooks import direct, rows
 from hooks.rows import Row
+from verl_rollout_corr.hooks import share
+from verl_rollout_corr.hooks.share import Share
 from verl_rollout_corr.hooks.worker import wrap_train_batch
 
 
@@ -34,9 +36,11 @@ def test_ranks_that_hold_the_same_rows_are_not_added(
         device_name="cpu",
     )
     data = tu.get_tensordict(rows.queue_form(decided), {})
+    whole = Share([], 1, torch.tensor(7), 7 if group is None else 14)
+    monkeypatch.setattr(share, "_open", [whole])
     wrap_train_batch(lambda worker, data: data)(worker, data)
     kept = [row.columns["rollout_corr_keep"] for row in decided]
     expected = torch.tensor([sum(int(one.sum()) for one in kept), sum(bool(one.any()) for one in kept)])
     found = [data["rollout_corr_kept_tokens"], data["rollout_corr_kept_sequences"]]
     assert found == (expected * (1 if group is None else 2)).tolist()
-    assert reduced == ([] if group is None else [group])
+    assert reduced == ([] if group is None else [group] * 2), "the digest of what arrived, and the counts"

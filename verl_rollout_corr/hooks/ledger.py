@@ -162,7 +162,7 @@ def opened() -> Iterator[Ledger]:
 
 
 @contextmanager
-def checked_before_step(engine: Any, data: Any, share: Share | None = None) -> Iterator[None]:
+def checked_before_step(engine: Any, data: Any, share: Share) -> Iterator[None]:
     """Checks the calls of this mini-batch on this rank when the engine is about to step its optimiser, and joins what
     its micro-batches send to the trainer. `share`: the rows of this rank in the whole update.
 
@@ -172,8 +172,7 @@ def checked_before_step(engine: Any, data: Any, share: Share | None = None) -> I
 
     def optimizer_step(*positional: Any, **named: Any) -> Any:
         rows = check(ledger, data, complete=engine.is_mp_src_rank_with_outputs())
-        if share is not None:
-            share.take(rows)
+        share.take(rows)
         ledger.checked = True
         return step(*positional, **named)
 

@@ -62,11 +62,36 @@ def _said(found: Any, name: str) -> Any:
 
 
 class Share:
-    """The rows of one rank in an update, each as often as it is to be trained on."""
+    """The rows of one rank in an update, each as often as it is to be trained on.
 
-    def __init__(self, rows: list[int], epochs: int) -> None:
+    `digest` is that of these rows, a scalar tensor; `whole` is the digest of all rows, as the trainer sent it.
+    """
+
+    def __init__(self, rows: list[int], epochs: int, digest: Tensor, whole: int) -> None:
         self._left = Counter({row: count * epochs for row, count in Counter(rows).items()})
         self._epochs = epochs
+        self._digest, self._whole = digest, whole
+        self._is_confirmed = False
+
+    def confirm(self, worker: Any) -> None:
+        """Before the first mini-batch: raises HookError, on all ranks together, unless they have the update's rows.
+
+        One number is added over the ranks, once per update and outside of the loss. It is done in `train_batch`, behind
+        verl's own exchange of this mini-batch: a rank on which something has put verl's `train_mini_batch` back comes
+        that far as well, and stops there, so that no rank waits for it in another exchange.
+        """
+        if self._is_confirmed:
+            return
+        self._is_confirmed = True
+        found = self._digest[None].to(worker.device_name)
+        group = worker.engine.get_data_parallel_group()
+        if group is not None:  # torchtitan has none where one rank's share is the whole batch
+            torch.distributed.all_reduce(found, group=group)
+        if int(found) != self._whole:
+            raise HookError(
+                "rollout_corr: the rows that reached the actors of all ranks are not those of the update that the "
+                f"trainer decided on: rows are missing, came twice, or are those of another update. {_STOPPED}"
+            )
 
     def take(self, rows: list[int]) -> None:
         """A mini-batch of these rows is about to be trained on."""
@@ -92,9 +117,15 @@ class Share:
 _open: list[Share] = []
 
 
-def current_share() -> Share | None:
-    """That of the update which this process is in."""
-    return _open[-1] if _open else None
+def current_share() -> Share:
+    """That of the update which this process is in. Raises HookError if nothing has looked at what arrived."""
+    if not _open:
+        raise HookError(
+            "rollout_corr: a mini-batch is to be trained on outside of the train_mini_batch that compares what arrived "
+            "with what was sent: something has put another function in the place of "
+            f"verl.workers.engine_workers.TrainingWorker.train_mini_batch. {_STOPPED}"
+        )
+    return _open[-1]
 
 
 def wrap_train_mini_batch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,15 +139,16 @@ def wrap_train_mini_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         rows, digests = (_said(data.get(name, None), name) for name in (wire.ROW, wire.DIGEST))
         _check_config(config, _along(data, wire.DECIDED_WITH))
         _check_new(self, update_of(data))
-        _check_whole(self, digests, _along(data, wire.BATCH_DIGEST))
-        with _sharing(Share(rows.tolist(), tu.get(data, key="epochs", default=1))):
+        epochs = tu.get(data, key="epochs", default=1)
+        with sharing(Share(rows.tolist(), epochs, digests.sum(), _along(data, wire.BATCH_DIGEST))):
             return original(self, data)
 
     return train_mini_batch
 
 
 @contextmanager
-def _sharing(share: Share) -> Iterator[None]:
+def sharing(share: Share) -> Iterator[None]:
+    """While an update trains on these rows."""
     _open.append(share)
     try:
         yield
@@ -161,16 +193,3 @@ def _check_new(worker: Any, update: int) -> None:
             f"the batch that the trainer has just decided on. {_STOPPED}"
         )
     worker.rollout_corr_update = update
-
-
-def _check_whole(worker: Any, digests: Tensor, expected: int) -> None:
-    """Adds over all ranks, once per update and outside of the loss, so that all of them stop together."""
-    found = digests.sum()[None].to(worker.device_name)
-    group = worker.engine.get_data_parallel_group()
-    if group is not None:  # torchtitan has none where one rank's share is the whole batch
-        torch.distributed.all_reduce(found, group=group)
-    if int(found) != expected:
-        raise HookError(
-            "rollout_corr: the rows that reached the actors of all ranks are not those of the update that the trainer "
-            "decided on: rows are missing, came twice, or are those of another update. " + _STOPPED
-        )

@@ -242,9 +242,11 @@ def wrap_train_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, data)
         _check_bound(self.loss_fn)
         try_once(self.loss_fn.keywords["config"], config)
+        share = current_share()
+        share.confirm(self)
         if config.denominator is Denominator.KEPT:
             count_kept(self, data)
-        with checked_before_step(self.engine, data, current_share()):
+        with checked_before_step(self.engine, data, share):
             return original(self, data)
 
     return train_batch
