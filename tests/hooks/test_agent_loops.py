@@ -11,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from transformers import AutoTokenizer
+from verl import DataProto
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
@@ -31,8 +33,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from hooks import trainers
 from hooks.test_template import BOTH
-from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
-from verl_rollout_corr.hooks import driver_v1, entrance
+from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogProbsError
+from verl_rollout_corr.hooks import driver_v0, driver_v1, entrance, wire
 
 ASSETS = Path(__file__).parents[2] / "recipes" / "tiny_cpu" / "assets.py"
 IDS = [6, 7, 8]
@@ -119,6 +121,21 @@ def worker_of(manager_class: Any) -> type:
 @pytest.mark.parametrize("trainer", V0)
 def test_the_workers_of_v0_are_those_that_the_seam_is_in(trainer: str) -> None:
     assert worker_of(V0[trainer]) is AgentLoopWorker
+
+
+def test_rows_of_a_process_without_the_hook_are_refused(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are padded, and a log-prob that is missing there is one of 0.0. Rows that verl's loops did not make pass."""
+    made = sampled(AgentLoopWorker, tokenizer, "own", [-0.5] * 3, monkeypatch)
+    assert made.extra_fields[wire.CHECKED_SAMPLE] is True
+    turns = np.array([2, 2])
+    entrance.check_sampled({"__num_turns__": turns, wire.CHECKED_SAMPLE: np.array([True, True], dtype=object)})
+    entrance.check_sampled({})
+    for rows in ({}, {wire.CHECKED_SAMPLE: np.array([True, None], dtype=object)}):
+        with pytest.raises(HookError, match="come from an agent loop in a process that did not load the hook"):
+            entrance.check_sampled({"__num_turns__": turns, **rows})
+    batch = DataProto.from_dict(tensors={"responses": torch.zeros(2, 3)}, non_tensors={"__num_turns__": turns})
+    with pytest.raises(HookError, match="so that nobody has checked whether they have a log-prob of the engine for"):
+        driver_v0.ProtoAdapter(lambda *_: None, None, batch).fetch()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

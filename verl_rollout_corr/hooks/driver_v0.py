@@ -11,6 +11,7 @@ from torch import Tensor
 from verl_rollout_corr.hooks import compat, driver, wire
 from verl_rollout_corr.hooks.batches import TrainerBatch
 from verl_rollout_corr.hooks.configured import config_of_run
+from verl_rollout_corr.hooks.entrance import check_sampled
 from verl_rollout_corr.hooks.transport import Carried
 from verl_rollout_corr.hooks.updates import state_of
 
@@ -32,6 +33,7 @@ class ProtoAdapter:
 
     def fetch(self, more: Sequence[str] = ()) -> TrainerBatch:
         """All columns, as views."""
+        check_sampled(self._batch.non_tensor_batch)
         columns = self._batch.batch
         return TrainerBatch(
             {name: columns[name] for name in columns.keys()},  # noqa: SIM118 - iterating a TensorDict gives its rows

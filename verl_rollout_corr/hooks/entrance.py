@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
+from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogProbsError
 from verl_rollout_corr.grammar import Invalid, RolloutCorrConfig
+from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.configured import config_of_run
 from verl_rollout_corr.maths.scopes import row_offsets
 from verl_rollout_corr.maths.sum_table import CONSTANT_ROLLOUT, SEQS
@@ -93,12 +94,29 @@ def wrap_agent_loop(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     async def _agent_loop_postprocess(self: Any, output: Any, validate: bool, **kwargs: Any) -> Any:
-        if not validate and config_of_run(self.config) is not None:
+        checked = not validate and config_of_run(self.config) is not None
+        if checked:
             if output.response_logprobs is None:
                 raise missing_rollout_log_probs()
             found, expected = len(output.response_logprobs), len(output.response_ids)
             if found != expected:
                 raise length_error(f"a sample of prompt {kwargs.get('index', 'unknown')}", found, expected)
-        return await original(self, output, validate, **kwargs)
+        made = await original(self, output, validate, **kwargs)
+        if checked:
+            made.extra_fields[wire.CHECKED_SAMPLE] = True
+        return made
 
     return _agent_loop_postprocess
+
+
+def check_sampled(rows: Mapping[str, Any]) -> None:
+    """Raises HookError if verl's agent loops have made the rows of a padded batch in a process without the hook, where
+    nobody has compared their numbers of log-probs and tokens. `rows` are the batch's columns that are not tensors.
+    """
+    by_verls_loops, checked = rows.get("__num_turns__"), rows.get(wire.CHECKED_SAMPLE)
+    if by_verls_loops is not None and (checked is None or not all(checked)):
+        raise HookError(
+            "rollout_corr: samples of the batch come from an agent loop in a process that did not load the hook "
+            "(VERL_USE_EXTERNAL_PLUGINS?), or in a worker that replaces AgentLoopWorker._agent_loop_postprocess, so "
+            "that nobody has checked whether they have a log-prob of the engine for each token"
+        )

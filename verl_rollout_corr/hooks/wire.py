@@ -24,6 +24,11 @@ DIGEST = "rollout_corr_digest"
 VOTES = "rollout_corr_row_kept"
 """(B,) bool: with `baseline: kept`, the rows that count in their group's baseline."""
 
+CHECKED_SAMPLE = "rollout_corr_checked_sample"
+"""RayPPOTrainer and its descendants, one entry per row: True where the process of the agent loop has compared the
+numbers of log-probs and tokens.
+"""
+
 # Entries beside the columns, one per batch.
 
 HORIZON = "rollout_corr_horizon"
