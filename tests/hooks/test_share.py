@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from hooks import direct, rows
@@ -62,9 +63,10 @@ def test_each_row_in_each_epoch(worker: Any, decided: list[Row]) -> None:
 
 
 def test_without_a_preset_nothing_is_looked_at(decided: list[Row]) -> None:
-    """A critic, or an actor of an uncorrected run."""
-    data = arrived(decided).exclude(wire.DIGEST)
-    assert wrap_train_mini_batch(lambda self, data: "verl's")(SimpleNamespace(loss_fn=None), data) == "verl's"
+    """A critic, or an actor of an uncorrected run. V1 hands its critic the description of a batch."""
+    described = KVBatchMeta(partition_id="train", keys=["a"], tags=[{}], fields=[wire.DIGEST])
+    for data in (arrived(decided).exclude(wire.DIGEST), described):
+        assert wrap_train_mini_batch(lambda self, data: "verl's")(SimpleNamespace(loss_fn=None), data) == "verl's"
 
 
 def refused(worker: Any, data: Any, mini_batches: list[list[int]], message: str, *, steps: int = 0) -> None:

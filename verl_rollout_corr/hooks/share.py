@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
@@ -164,7 +165,8 @@ def config_of_worker(worker: Any, data: Any) -> RolloutCorrConfig | None:
     """
     actor = getattr(worker.loss_fn, "keywords", {}).get("config")
     config = None if actor is None else config_of_actor(actor)
-    if config is None and wire.DIGEST in data:
+    # V1 hands a critic the description of its batch, which has no columns.
+    if config is None and isinstance(data, TensorDict) and wire.DIGEST in data:
         raise HookError(
             f"rollout_corr: this worker was given a corrected batch, and its loss is {worker.loss_fn!r}, without the "
             "correction in front of it and without its configuration: something has replaced the actor's loss. "
