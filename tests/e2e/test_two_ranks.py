@@ -153,7 +153,7 @@ def test_weights_and_keep_in_the_loss_are_the_oracles(ran: Planned, name: str) -
     if step.config["weights"]["level"] is not None:
         weights = [w for row in step.rows for w in row.columns["rollout_is_weights"][row.keep].tolist()]
         assert max(weights) == pytest.approx(1.005, rel=1e-6)
-        assert min(weights) < 0.99
+        assert min(weights) < max(weights) - 1e-3
 
 
 @pytest.mark.parametrize("name", NAMES)
