@@ -89,7 +89,7 @@ def read_for_one_step(folder: Path) -> list[str]:
     definition = {"VERL_ROLLOUT_CORR_MATHS": "definition", "VERL_ROLLOUT_CORR_DECIDE": "definition"}
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", **definition}
     command = [sys.executable, str(ONE_STEP), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder, check=True)
     steps: list[list[str]] = json.loads(done.stdout.splitlines()[-1])
     return [f"{len(paths)} / {sum(code_lines(Path(path)) for path in paths):,}" for paths in steps]
 

@@ -47,8 +47,9 @@ class Queue:
             name: torch.nested.as_nested_tensor([row.columns[name] for row in rows], layout=torch.jagged)
             for name in COLUMNS
         }
-        masks = [row.mask for row in rows]
-        self.columns["response_mask"] = torch.nested.as_nested_tensor(masks, layout=torch.jagged)
+        for name, column in (("response_mask", "mask"), ("responses", "response")):
+            values = [getattr(row, column) for row in rows]
+            self.columns[name] = torch.nested.as_nested_tensor(values, layout=torch.jagged)
         self.columns["uid"] = np.array([key[0] for key in KEYS], dtype=object)
         self.given = set(self.columns)
         self.written = written
