@@ -41,7 +41,7 @@ HOMES = {
     "load_preset": "configuration.presets",
     "preset_names": "configuration.presets",
     "parse": "configuration.parser",
-    "RolloutCorrConfig": "grammar",
+    "RolloutCorrConfig": "grammar.config",
 }
 """The module that each name of the face is loaded from when it is used."""
 

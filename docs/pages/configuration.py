@@ -105,7 +105,7 @@ def render() -> str:
         raise SystemExit(f"docs/pages/configuration.py describes {found}, and the node has {list(defaults)}")
     return page(
         "Configuration",
-        "grammar.py and config.py",
+        "grammar/words.py and parser.py",
         _INTRODUCTION,
         table(["key", "default", "allowed", "meaning"], (_row(key, defaults) for key in _KEYS)),
         "## Words",

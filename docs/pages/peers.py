@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pages.markdown import code, page, table
-from verl_rollout_corr.configuration.hints import HINTS, Kind
+from verl_rollout_corr.configuration.hints import HINTS, Hint, Kind
 from verl_rollout_corr.configuration.translation import PEERS
 
 _INTRODUCTION = f"""
@@ -40,11 +42,14 @@ def _section(peer: str) -> list[str]:
 
 def _table(peer: str) -> str:
     kinds = {Kind.PRESET: "preset ", Kind.LEVEL: "level ", Kind.CRITERION: "criterion "}
+    rows: dict[Hint, list[str]] = {}  # words that differ in nothing else share a row
+    for hint in HINTS:
+        if hint.peer == peer:
+            rows.setdefault(replace(hint, theirs=""), []).append(code(hint.theirs))
     return table(
         ["theirs", "means", "here", "differs"],
         (
-            [code(hint.theirs), hint.means, f"{kinds.get(hint.kind, '')}{code(hint.ours)}", hint.differs]
-            for hint in HINTS
-            if hint.peer == peer
+            [", ".join(theirs), hint.means, f"{kinds.get(hint.kind, '')}{code(hint.ours)}", hint.differs]
+            for hint, theirs in rows.items()
         ),
     )

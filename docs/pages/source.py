@@ -51,7 +51,7 @@ def undocumented(package: Path = PACKAGE) -> list[str]:
     ]
 
 
-def words(kind: type[Enum], path: Path = PACKAGE / "grammar.py") -> dict[str, str]:
+def words(kind: type[Enum], path: Path = PACKAGE / "grammar" / "words.py") -> dict[str, str]:
     """The words of an enum of the grammar with the string under each, its meaning. A word without one is an error."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)

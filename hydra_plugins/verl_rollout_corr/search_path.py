@@ -26,6 +26,7 @@ class RolloutCorrSearchPath(SearchPathPlugin):
         from verl_rollout_corr.configuration import command_line, preset_notes, schema
 
         arguments = sys.argv[1:]
+        command_line.refuse_null(arguments)
         schema.register(arguments)
         command_line.register_callback()
         command_line.register_unknown(arguments, preset_notes.shipped_names())

@@ -19,7 +19,7 @@ Problems = Callable[..., str]
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Iterator[Problems]:
-    """Composes `run.yaml` with one more line in its defaults, and gives what is wrong with it."""
+    """Composes `run.yaml` with one more line in its defaults, and gives its problems and notices."""
     running = GlobalHydra.instance().hydra
     schema.register()
 
@@ -29,7 +29,7 @@ def problems(tmp_path: Path) -> Iterator[Problems]:
         (tmp_path / "run.yaml").write_text("\n".join(lines) + "\n")
         with initialize_config_dir(str(tmp_path), version_base=None):
             composed = compose("run", list(overrides), return_hydra_config=True)
-            return "\n".join(map(str, checks.problems(composed)))
+            return "\n".join(map(str, [*checks.problems(composed), *checks.notices(composed)]))
 
     yield found
     GlobalHydra.instance().hydra = running
@@ -42,8 +42,11 @@ def problems(tmp_path: Path) -> Iterator[Problems]:
         ("optional /rollout_corr: k3_rs", ["rollout_corr=k3rs"], "Did you mean k3_rs? Write - rollout_corr: k3_rs."),
         ("optional rollout_corr: [k3_rs, token_iss]", [], "rollout_corr is 'token_iss' in a defaults list"),
         ("optional rollout_corr: k3_rs", ["rollout_corr=[k3_rs,token_iss]"], "Did you mean token_is?"),
-        ("optional rollout_correction: k3_rs", [], "rollout_correction is 'k3_rs': this is not the group rollout_corr"),
-        ("optional correction: k3_rs", [], "correction is 'k3_rs': this is not the group rollout_corr"),
+        ("optional rollout_corr: [k3rs]", [], "Did you mean k3_rs?"),
+        ("optional rollout_correction: k3_rs", [], "rollout_correction is 'k3_rs' in a defaults list"),
+        ("optional /rollout_cor@_global_: k3rs", [], "Did you mean k3_rs? Write - rollout_corr: k3_rs."),
+        ("optional rollout_cor: [k3_rs]", [], "rollout_cor is 'k3_rs' in a defaults list"),
+        ("optional correction: k3_rs", [], "correction is 'k3_rs' in a defaults list"),
     ],
 )
 def test_an_optional_preset_that_does_not_exist(
@@ -67,6 +70,12 @@ def test_what_exists_is_left_alone(default: str, overrides: list[str], problems:
     assert problems(default, *overrides) == ""
 
 
-@pytest.mark.parametrize("key", ["hydra.rollout_corr", "hydra.rollout_correction"])
+@pytest.mark.parametrize("key", ["hydra.rollout_corr", "hydra.rollout_correction", "hydra.job.rollout_corr", "hydra.x"])
 def test_a_key_below_hydras_own_node(key: str, problems: Problems) -> None:
-    assert f"{key} is 'k3_rs': this is not the group" in problems("optional mine: nothing", f"+{key}=k3_rs")
+    assert f"{key} is 'k3_rs': nothing reads this key" in problems("optional mine: nothing", f"+{key}=k3_rs")
+
+
+def test_null_in_a_defaults_list_is_off(problems: Problems) -> None:
+    assert problems("rollout_corr: null") == (
+        "off: rollout_corr is null, so that nothing is corrected and nothing is measured"
+    )

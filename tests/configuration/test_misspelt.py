@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from verl_rollout_corr.configuration.misspelt import Words, named_presets, suspects
+from verl_rollout_corr.configuration.misspelt import Ours, named_presets, suspects
 from verl_rollout_corr.grammar import CRITERION_NAMES
 
 PRESETS = ("k3_rs", "token_is", "veto")
-OURS = Words(PRESETS, CRITERION_NAMES)
+OURS = Ours(PRESETS, CRITERION_NAMES)
+ON = Ours(PRESETS, CRITERION_NAMES, on=("seq_is",))
 
 
 def found(composed: dict[str, Any], verls: frozenset[str] = frozenset()) -> list[str]:
@@ -95,6 +96,7 @@ def test_an_added_key_whose_value_names_a_preset(value: Any) -> None:
         ({"rollout_is": "token", "reject": {"seq_mean_k3": {"upper": 0.01}}}, ""),
         ({"weights": {"level": "token"}}, ""),
         ({"seq_mean_k3": {"upper": 0.01}}, ""),
+        ({"mode": "bypass"}, ""),
     ],
 )
 def test_ours_below_verls_own_correction(own: Any, path: str) -> None:
@@ -120,23 +122,41 @@ def test_a_mapping_in_a_list() -> None:
             {"level": "token", "upper": 2},
             "++rollout_corr.weights.level=token ++rollout_corr.weights.upper=2",
         ),
+        ("weights", {"upper": 3}, "++rollout_corr.weights.upper=3"),
         ("reject", {"seq_mean_k3": {"upper": 0.05}}, "++rollout_corr.reject.seq_mean_k3.upper=0.05"),
+        ("seq_mean_k3", {"upper": 0.05}, "++rollout_corr.reject.seq_mean_k3.upper=0.05"),
+        ("dump", {"dir": "here"}, "++rollout_corr.dump.dir=here"),
+        ("mode", "bypass", "++rollout_corr.mode=bypass"),
+        ("loss", "reinforce", "++rollout_corr.loss=reinforce"),
         ("denominator", "kept", "++rollout_corr.denominator=kept"),
         ("baseline", "kept", "++rollout_corr.baseline=kept"),
+        ("invalid", "reject", "++rollout_corr.invalid=reject"),
         ("min_group_kept", 2, "++rollout_corr.min_group_kept=2"),
     ],
 )
-@pytest.mark.parametrize("is_on", [True, False])
-def test_sections_of_ours_at_the_root(key: str, value: Any, write: str, is_on: bool) -> None:
+@pytest.mark.parametrize("ours", [OURS, ON], ids=["off", "on"])
+def test_keys_of_the_node_at_the_root(key: str, value: Any, write: str, ours: Ours) -> None:
     """What Hydra tells to write who forgets the name of the node: `Could not override 'denominator'. Use +...`."""
-    (suspect,) = suspects({key: value}, Words(PRESETS, CRITERION_NAMES, is_on), lambda key: True)
-    problem = suspect.problem(PRESETS, is_on)
+    (suspect,) = suspects({key: value}, ours, lambda key: True)
+    problem = suspect.problem(ours)
     assert write in problem.remedy
-    assert is_on != ("+rollout_corr=<preset>" in problem.remedy)
+    assert (ours is OURS) == ("+rollout_corr=<preset>" in problem.remedy)
+    assert (ours is OURS) == ("nothing would be corrected" in problem.found)
 
 
 @pytest.mark.parametrize(
-    "composed", [{"weights": {"level": "high"}}, {"weights": 3}, {"baseline": "linear"}, {"denominator": 8}]
+    "composed",
+    [
+        {"weights": {"speed": 1, "upper": 3}},
+        {"weights": 3},
+        {"weights": {}},
+        {"baseline": "linear"},
+        {"denominator": 8},
+        {"mode": "train"},
+        {"loss": "mse"},
+        {"metrics": ["reward"]},
+        {"dump": True},
+    ],
 )
 def test_words_of_ours_with_values_of_others(composed: dict[str, Any]) -> None:
     assert found(composed) == []
@@ -144,12 +164,24 @@ def test_words_of_ours_with_values_of_others(composed: dict[str, Any]) -> None:
 
 def test_a_preset_as_a_key_and_a_criterion_below_another_name() -> None:
     assert found({"k3_rs": True}) == ["k3_rs"]
+    assert found({"mine": {"k3_rs": True, "veto": True}}) == ["mine.k3_rs"]
     assert found({"mine": {"seq_mean_k3": {"upper": 0.01}}}) == ["mine.seq_mean_k3"]
 
 
 @pytest.mark.parametrize(
     ("value", "names"),
-    [("k3_rs", ["k3_rs"]), ("[k3_rs,mine]", []), (3, []), ([], []), (None, []), ([["k3_rs"]], []), ("", [])],
+    [
+        ("k3_rs", ["k3_rs"]),
+        ("rollout_corr/k3_rs", ["k3_rs"]),
+        ("[k3_rs,mine]", ["k3_rs"]),
+        ("[veto,mine]", []),  # anybody's word
+        ("/checkpoints/k3_rs", []),
+        (3, []),
+        ([], []),
+        (None, []),
+        ([["k3_rs"]], []),
+        ("", []),
+    ],
 )
 def test_presets_that_a_value_names(value: object, names: list[str]) -> None:
     assert named_presets(value, PRESETS) == names
@@ -158,18 +190,42 @@ def test_presets_that_a_value_names(value: object, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("value", "write"),
     [
-        ("k3_rs", "Write +rollout_corr=k3_rs;"),
-        (["token_is", "k3_rs"], "Write +rollout_corr=[token_is,k3_rs];"),
-        ("mine", "Write +rollout_corr=<preset>;"),
+        ("k3_rs", "Write +rollout_corr=k3_rs (in a YAML file: - rollout_corr: k3_rs in its defaults)."),
+        (
+            ["token_is", "k3_rs"],
+            "Write +rollout_corr=[token_is,k3_rs] (in a YAML file: - rollout_corr: [token_is,k3_rs] ",
+        ),
+        ("mine", "Write +rollout_corr=<preset> (in a YAML file: - rollout_corr: <preset> in its defaults)."),
         (
             {"reject": {"seq_mean_k3": {"upper": 0.01}}, "mode": "bypass"},
-            "Write +rollout_corr=<preset> and ++rollout_corr.reject.seq_mean_k3.upper=0.01 ++rollout_corr.mode=bypass;",
+            "Write +rollout_corr=<preset> ++rollout_corr.reject.seq_mean_k3.upper=0.01 ++rollout_corr.mode=bypass (in",
         ),
     ],
 )
 def test_what_to_write(value: Any, write: str) -> None:
     (suspect,) = suspects({"rollout_cor": value}, OURS, lambda key: True)
-    problem = suspect.problem(PRESETS)
+    problem = suspect.problem(OURS)
     assert problem.key == "rollout_cor"
     assert "nothing would be corrected" in problem.found
     assert problem.remedy.startswith(f"Did you mean rollout_corr? {write}")
+
+
+@pytest.mark.parametrize(
+    ("value", "write"),
+    [
+        ("k3_rs", "Write +rollout_corr=[seq_is,k3_rs]. If this key has nothing to do with rollout correction, give it"),
+        ({"mode": "bypass"}, "Write ++rollout_corr.mode=bypass."),
+        ("mine", "Write rollout_corr.<key>=<value>."),
+    ],
+)
+def test_what_to_write_beside_a_preset(value: Any, write: str) -> None:
+    (suspect,) = suspects({"rollout_cor": value}, ON, lambda key: True)
+    problem = suspect.problem(ON)
+    assert "nothing would be corrected" not in problem.found
+    assert problem.remedy.startswith(f"Did you mean rollout_corr? {write}")
+    assert "null" not in problem.remedy
+
+
+def test_the_way_out_of_a_value_that_names_a_preset() -> None:
+    (suspect,) = suspects({"mine": "k3_rs"}, OURS, lambda key: True)
+    assert suspect.problem(OURS).remedy.endswith("give it another name, or add +rollout_corr=null.")

@@ -134,25 +134,14 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
         ("rollout_corr.dump.dri is 'x'", "Did you mean dir?", "dir, every or max_gb"),
     ),
     ("key that is no text", {1: 2}, ("rollout_corr has the key 1", "Write a name")),
-    # verl's names
-    ("verl's level", {"rollout_is": "token"}, ("rollout_corr.rollout_is is 'token'", "weights.level")),
-    ("verl's threshold", {"rollout_is_threshold": 2}, ("rollout_is_threshold is 2", "weights.lower and weights.upper")),
-    ("verl's criteria", {"rollout_rs": "token_k1"}, ("rollout_rs is 'token_k1'", "reject: {")),
-    ("verl's mode", {"bypass_mode": "false"}, ("bypass_mode is 'false'", "mode: bypass")),
-    ("verl's loss", {"loss_type": "reinforc"}, ("loss_type is 'reinforc'", "Did you mean loss?")),
-    ("verl's veto", {"rollout_token_veto_threshold": 1e-4}, ("seq_max_k1: {lower: 1e-4}",)),
     # words
     ("mode", {"mode": "bypas"}, ("rollout_corr.mode is 'bypas'", "Did you mean bypass?", "decoupled or bypass")),
     ("null mode", {"mode": None}, ("rollout_corr.mode is null", "Write decoupled or bypass")),
     ("boolean mode", {"mode": True}, ("rollout_corr.mode is true", "it is a word", "decoupled or bypass")),
     ("loss", {"mode": "bypass", "loss": "reinforc"}, ("rollout_corr.loss is 'reinforc'", "Did you mean reinforce?")),
-    ("loss by another name", {"mode": "bypass", "loss": "pg"}, ("loss is 'pg'", "Did you mean reinforce?")),
     ("level", {"weights": {"level": "tokn"}}, ("weights.level is 'tokn'", "Did you mean token?", "prefix_sum")),
-    ("verl's word for a level", {"weights": {"level": "geometric"}}, ("is 'geometric'", "Did you mean seq_mean?")),
-    ("sequence", {"weights": {"level": "sequence"}}, ("is 'sequence'", "Did you mean seq_sum?")),
     ("outside", _weights(upper=2, outside="clamp"), ("weights.outside is 'clamp'", "Did you mean truncate?")),
     ("normalize as boolean", _weights(normalize=True), ("weights.normalize is true", "Write batch")),
-    ("normalize as text", _weights(normalize="true"), ("weights.normalize is 'true'", "Write batch")),
     ("denominator", {"denominator": "keep"}, ("rollout_corr.denominator is 'keep'", "Did you mean kept?")),
     ("baseline", {"baseline": 1}, ("rollout_corr.baseline is 1", "all or kept")),
     ("invalid", {"invalid": "drop"}, ("rollout_corr.invalid is 'drop'", "Did you mean reject?")),
@@ -168,21 +157,10 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
         ("seq_meen_k3", "no such criterion", "Did you mean seq_mean_k3?"),
     ),
     ("form of a criterion", _criterion("xyz", upper=1), ("reject.xyz", "token_<stat>", "sum, mean or max", "k3")),
-    ("verl's sequence", _criterion("sequence", upper=1), ("reject.sequence", "Did you mean seq_sum_k1?")),
-    ("verl's geometric", _criterion("geometric", upper=1), ("reject.geometric", "Did you mean seq_mean_k1?")),
-    ("token", _criterion("token", upper=1), ("reject.token", "Did you mean token_k1?")),
-    ("geo", _criterion("geo", upper=1), ("reject.geo", "Did you mean seq_mean_k1?")),
-    ("seq_geo_k1", _criterion("seq_geo_k1", upper=1), ("Did you mean seq_mean_k1?",)),
-    ("rollout_is", _criterion("rollout_is", upper=1), ("Did you mean seq_sum_k1?",)),
     (
         "criterion without a bound",
         _criterion("seq_mean_k3"),
         ("seq_mean_k3 is {}", "without a bound", "Write upper,", "~rollout_corr.reject.seq_mean_k3"),
-    ),
-    (
-        "criterion with open bounds",
-        _criterion("token_k1", lower=None, upper=None),
-        ("without a bound", "Write lower, upper or both"),
     ),
     (
         "criterion with `when` alone",
@@ -198,17 +176,10 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
     ("negative", _weights(upper=-1.0), ("weights.upper is -1.0", "above 0", "not of its logarithm")),
     ("NaN", _weights(upper=float("nan")), ("weights.upper is nan", "finite")),
     ("infinity", _criterion("token_k1", upper=float("inf")), ("token_k1.upper is inf", "finite", "null")),
-    ("minus infinity", _criterion("token_k1", lower=float("-inf")), ("token_k1.lower is -inf", "finite")),
-    ("NaN as text", _weights(upper="nan"), ("weights.upper is 'nan'", "finite")),
     (
         "lower above upper",
         _weights(lower=5, upper=0.5),
         ("weights.lower is 5", "weights.upper is 0.5", "lower <= upper"),
-    ),
-    (
-        "lower above upper of a criterion",
-        _criterion("token_k1", lower=2, upper=1),
-        ("reject.token_k1.lower is 2", "token_k1.upper is 1", "lower <= upper"),
     ),
     (
         "0.5_5",
@@ -220,11 +191,15 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
         _criterion("seq_sum_k1", upper="1_2"),
         ("upper is '1_2'", "rollout_corr.reject.seq_sum_k1.lower=1 and rollout_corr.reject.seq_sum_k1.upper=2"),
     ),
-    ("0.5_5.0", _weights(lower="0.5_5.0"), ("weights.lower is '0.5_5.0'", "upper=5.0")),
+    (
+        "0.5_5 of a distance",
+        _criterion("seq_mean_k3", upper="0.5_5"),
+        ("seq_mean_k3 has an upper one only. Write rollout_corr.reject.seq_mean_k3.upper=5",),
+    ),
     ("number as text", _weights(upper="0.02"), ("weights.upper is '0.02'", "Write 0.02 without quotes")),
-    ("word as bound", _weights(upper="abc"), ("weights.upper is 'abc'", "a bound is a number")),
-    ("boolean as bound", _weights(upper=True), ("weights.upper is true", "a bound is a number")),
-    ("list as bound", _weights(upper=[0.5, 5]), ("weights.upper is [0.5, 5]", "a bound is a number")),
+    ("word as bound", _weights(upper="abc"), ("weights.upper is 'abc'", "a bound is a finite number")),
+    ("boolean as bound", _weights(upper=True), ("weights.upper is true", "a bound is a finite number")),
+    ("list as bound", _weights(upper=[0.5, 5]), ("weights.upper is [0.5, 5]", "a bound is a finite number")),
     # sections
     ("weights as word", {"weights": "token"}, ("rollout_corr.weights is 'token'", "rollout_corr.weights: {")),
     ("reject as list", {"reject": ["token_k1"]}, ("rollout_corr.reject is ['token_k1']", "rollout_corr.reject: {")),
@@ -238,7 +213,6 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
     ("min_group_kept 0", {"min_group_kept": 0}, ("min_group_kept is 0", "at least 1")),
     ("min_group_kept true", {"min_group_kept": True}, ("min_group_kept is true", "whole number")),
     ("min_group_kept 1.5", {"min_group_kept": 1.5}, ("min_group_kept is 1.5", "whole number")),
-    ("min_group_kept text", {"min_group_kept": "2"}, ("min_group_kept is '2'", "whole number")),
     ("dump.every 0", {"dump": {"every": 0}}, ("rollout_corr.dump.every is 0", "at least 1")),
     ("dump.every null", {"dump": {"every": None}}, ("rollout_corr.dump.every is null", "at least 1")),
     ("dump.max_gb 0", {"dump": {"max_gb": 0}}, ("rollout_corr.dump.max_gb is 0", "above 0")),
@@ -288,9 +262,6 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
     ),
     ("lag without a bound", _criterion("lag"), ("reject.lag is {}", "it can reject nothing", "Write upper")),
     ("lag as a number", {"reject": {"lag": 2}}, ("reject.lag is 2", "Write lag: {upper: 4}")),
-    ("a peer's word for lag", {"max_staleness": 2}, ("max_staleness is 2", "Did you mean reject: {lag: {upper: 4}}?")),
-    ("a peer's criterion", _criterion("binary_kl", upper=0.05), ("Did you mean token_bkl_mu?", "or lag")),
-    ("a peer's when", _criterion("token_tv", upper=0.2, when="dppo"), ("when is 'dppo'", "Did you mean outward?")),
 ]
 
 
@@ -298,7 +269,7 @@ def test_a_lag_of_zero_is_a_bound() -> None:
     """Only fresh rows pass; of every other statistic a bound of 0 is refused."""
     (criterion,) = parse({"reject": {"lag": {"upper": 0}}}).reject
     assert (criterion.name, criterion.bounds) == ("lag", Bounds(None, 0))
-    with pytest.raises(ConfigError, match="a bound is above 0"):
+    with pytest.raises(ConfigError, match="a bound is a finite number above 0"):
         parse({"reject": {"token_tv": {"upper": 0}}})
 
 
@@ -328,17 +299,3 @@ def test_the_parser_needs_the_standard_library_only() -> None:
     code = f"import sys, verl_rollout_corr.configuration.parser; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    ("criterion", "text", "write"),
-    [
-        ("seq_mean_k1", "0.5_5", r"Write rollout_corr\.reject\.seq_mean_k1\.lower=0\.5 and .*upper=5"),
-        ("seq_mean_k3", "0.5_5", r"seq_mean_k3 has no lower one\. Write rollout_corr\.reject\.seq_mean_k3\.upper=5"),
-        ("seq_mean_k1", "1_000", r"digits are not grouped with _ here\. Write 1000"),
-        ("seq_mean_k1", "2_0", r"digits are not grouped with _ here\. Write 20"),
-    ],
-)
-def test_two_numbers_in_one_and_what_to_write(criterion: str, text: str, write: str) -> None:
-    with pytest.raises(ConfigError, match=write):
-        parse({"reject": {criterion: {"upper": text}}})

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from verl_rollout_corr.configuration import hints
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.configuration.presets import load_preset, preset_names
 from verl_rollout_corr.errors import ConfigError
@@ -123,10 +122,11 @@ def test_a_list_may_be_written_as_on_the_command_line() -> None:
     assert load_preset("[token_is, k3_rs]") == load_preset("k3_rs_token_is")
 
 
-@pytest.mark.parametrize("override", ["weights.upper=3", "rollout_corr.weights.upper=3", "weights={upper: 3}"])
-def test_overrides_win_with_and_without_the_prefix(override: str) -> None:
+@pytest.mark.parametrize("overrides", [["weights.upper=3"], ["rollout_corr.weights.upper=3"], "weights={upper: 3}"])
+def test_overrides_win_with_and_without_the_prefix(overrides: Any) -> None:
+    """One alone may be text."""
     expected = parse({**K3_RS, "weights": {"level": "token", "upper": 3}})
-    assert load_preset(["token_is", "k3_rs"], [override]) == expected
+    assert load_preset(["token_is", "k3_rs"], overrides) == expected
 
 
 def test_criteria_are_added_and_deleted_by_overrides() -> None:
@@ -159,37 +159,31 @@ def test_environment_and_null() -> None:
 
 REFUSED: list[tuple[Any, list[str], tuple[str, ...]]] = [
     ("k3rs", [], ("'k3rs' is not a preset", "Did you mean k3_rs? Write k3_rs.")),
-    (["token_is", "k3rs"], [], ("'k3rs' is not a preset",)),
+    (["token_is", "decoupled_k3_rs"], [], ("'decoupled_k3_rs' is not a preset. Did you mean k3_rs?",)),
     ([], [], ("[] names no preset", "['token_is', 'k3_rs']")),
     ("", [], ("'' names no preset",)),
     ([3], [], ("[3] names no preset",)),
     (None, [], ("None names no preset",)),
     ("k3_rs", ["+rejct.seq_mean_k3.upper=1"], ("rollout_corr.rejct is {", "Did you mean reject?")),
-    ("k3_rs", ["rejct.seq_mean_k3.upper=1"], ("rollout_corr.rejct is {", "Did you mean reject?")),
     ("k3_rs", ["reject.seq_mean_k3.uper=1"], ("rollout_corr.reject.seq_mean_k3.uper is 1", "Did you mean upper?")),
-    ("k3_rs", ["+reject.seq_men_k3.upper=1"], ("rollout_corr.reject.seq_men_k3 is {", "Did you mean seq_mean_k3?")),
     ("token_is", ["weights.uper=1"], ("rollout_corr.weights.uper is 1", "Did you mean upper?")),
     (
         "k3_rs",
         ["reject.seq_mean_k2.upper=1"],
         ("Could not override 'rollout_corr.reject.seq_mean_k2.upper'", "use +rollout_corr.reject.seq_mean_k2.upper=1"),
     ),
-    ("k3_rs", ["+reject.seq_mean_k3.uper=1"], ("reject.seq_mean_k3.uper is 1", "Did you mean upper?")),
-    ("k3_rs", ["+foo=1"], ("rollout_corr.foo is 1", "no such key")),
-    ("k3_rs", ["reject.seq_mean_k3.upper=abc"], ("reject.seq_mean_k3.upper is 'abc'", "a bound is a number")),
     ("token_is", ["weights=5"], ("rollout_corr.weights=5",)),
     ("token_is", ["weights.upper=[1"], ("rollout_corr.weights.upper=[1",)),
     ("token_is", ["=3"], ("'=3' is not an override",)),
     ("token_is", ["weights.upper=0.5_5"], ("upper is 0.5_5 on the command line", "weights.lower=0.5 and")),
     ("token_is", ["weights.upper=1_2"], ("upper is 1_2", "lower=1 and rollout_corr.weights.upper=2")),
-    ("token_is", ["weights={lower: 0.1, upper: 0.5_5}"], ("weights.upper is 0.5_5",)),
     (
         "token_is",
-        ["+reject={token_k1:{upper:0.5_5}}"],
-        ("reject.token_k1.upper is 0.5_5", "reject.token_k1.lower=0.5 and"),
+        ["weights={lower: 0.1, upper: 0.5_5}"],
+        ("rollout_corr.weights contains 0.5_5", "lower: 0.5, upper: 5"),
     ),
-    ("token_is", ["weights.upper=" + "1" * 400], ("weights.upper is 11", "a bound is finite")),
-    ("token_is", ["mode=bypass"], ("rollout_corr.weights.level is 'token'", "twice")),
+    ("token_is", ["+reject={token_k1:{upper:0.5_5}}"], ("rollout_corr.reject contains 0.5_5",)),
+    ("token_is", ["weights.upper=" + "1" * 400], ("weights.upper is 11", "a bound is a finite number")),
     ("k3_rs", ["dump.dir=${oc.env:NO_SUCH_VARIABLE}"], ("dump.dir=${oc.env:NO_SUCH_VARIABLE}",)),
 ]
 
@@ -258,14 +252,3 @@ def test_without_hydra_the_extra_is_named() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "verl-rollout-corr[presets]" in done.stdout
-
-
-def test_a_single_override_may_be_text() -> None:
-    assert load_preset("k3_rs_token_is", "weights.upper=3") == load_preset("k3_rs_token_is", ["weights.upper=3"])
-
-
-@pytest.mark.parametrize(("verls", "ours"), hints.PRESETS.items())
-def test_names_of_verl_and_of_the_field_lead_to_a_preset(verls: str, ours: str) -> None:
-    assert ours in preset_names()
-    with pytest.raises(ConfigError, match=rf"'{verls}' is not a preset\. Did you mean {ours}\?"):
-        load_preset(verls)

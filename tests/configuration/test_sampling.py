@@ -94,7 +94,7 @@ def test_what_truncation_costs() -> None:
     (message,) = sampling_warnings(K3, run(top_p=0.8))
     assert "no criterion here has a lower bound" in message
     (message,) = sampling_warnings(GEO, run(top_k=50))
-    assert "how small S is, depends on the model" in message
+    assert "how small S is depends on the model" in message
     assert "seq_mean_k1 (lower 0.999)" in message
 
 

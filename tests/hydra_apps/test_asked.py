@@ -41,6 +41,13 @@ def test_a_driver_that_composes_by_itself_is_checked(compose_verl: Any, override
         runtime_env(compose_verl(override))
 
 
+def test_a_preset_that_is_on_without_hydras_own_node(compose_verl: Any, hook: list[object]) -> None:
+    """A mapping of criteria elsewhere may be what the node interpolates; a misspelt group is a mistake there too."""
+    assert runtime_env(compose_verl("+rollout_corr=k3_rs", "+mine.token_k1.upper=2"))["asked"]
+    with pytest.raises(ConfigError, match=r"Write \+rollout_corr=\[<preset>,token_is\]\."):
+        runtime_env(compose_verl("+rollout_corr=k3_rs", "+rollout_cor=token_is"))
+
+
 def test_a_job_of_a_sweep_names_its_presets(compose_verl: Any, hook: list[object]) -> None:
     """Its copy of the configuration was made before the callback, and reaches the workers as it is here."""
     composed = compose("ppo_trainer", ["+rollout_corr=[token_is,k3_rs]"], return_hydra_config=True)

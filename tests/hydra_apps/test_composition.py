@@ -121,10 +121,7 @@ REFUSED_AT_COMPOSE: list[tuple[list[str], str]] = [
     (["+rollout_corr=k3rs"], "Could not find 'rollout_corr/k3rs'"),
     (["rollout_corr=k3_rs"], "use \\+rollout_corr=k3_rs"),
     (["+rollout_corr=k3_rs", "~rollout_corr.reject.seq_mean_k1"], "Could not delete from config"),
-    (["+rollout_corr=token_is", "rollout_corr.weights=5"], "Error merging override"),
     (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k2.upper=1"], "use \\+rollout_corr.reject.seq_mean_k2"),
-    (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.uper=1"], "Could not override .*seq_mean_k3.uper"),
-    (["+rollout_corr=k3_rs", "rollout_corr.rejct.seq_mean_k3.upper=1"], "Could not override .*rejct"),
 ]
 
 
@@ -134,31 +131,15 @@ def test_hydra_refuses_names_that_do_not_exist(compose_verl: Any, overrides: lis
         compose_verl(*overrides)
 
 
-OWN = "algorithm.rollout_correction"
-LOSS = "actor_rollout_ref.actor.policy_loss"
 REFUSED: list[tuple[list[str], str]] = [
-    (["+rollout_corr=k3_rs", "+rollout_corr.reject.seq_mean_k3.uper=1"], "reject.seq_mean_k3.uper is 1"),
     (["+rollout_corr=k3_rs", "+rollout_corr.rejct.seq_mean_k3.upper=1"], "rollout_corr.rejct is .*mean reject"),
     (["+rollout_corr=token_is", "rollout_corr.weights.uper=1"], "weights.uper is 1.*mean upper"),
-    (["+rollout_corr=token_is", "rollout_corr.dump.dri=x"], "dump.dri is 'x'.*mean dir"),
-    (["+rollout_corr=k3_rs", "+rollout_corr.foo=1"], "rollout_corr.foo is 1"),
-    (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.upper=inf"], "upper is inf: a bound is finite"),
+    (["+rollout_corr=k3_rs", "rollout_corr.reject.seq_mean_k3.upper=inf"], "upper is inf: a bound is a finite"),
     (["+rollout_corr=k3_rs", "rollout_corr.mode=true"], "rollout_corr.mode is true: it is a word"),
     (["+rollout_corr=token_is", "rollout_corr.weights.upper='0.5_5'"], "lower=0.5 and rollout_corr.weights.upper=5"),
-    (["+rollout_corr=token_is", "rollout_corr.mode=bypass"], "weights.level is 'token'"),
     (["+rollout_corr=m2po", "rollout_corr.mode=bypass"], "batch_mean_k2 is .* whole batch"),
-    (["+rollout_corr=k3_rs", "actor_rollout_ref.rollout.calculate_log_probs=false"], "calculate_log_probs is false"),
-    (["+rollout_corr=k3_rs", f"{OWN}.rollout_is=token"], "rollout_is is 'token': verl's own correction"),
-    (["+rollout_corr=k3_rs", f"{OWN}.rollout_rs=seq_mean_k3"], "rollout_rs is 'seq_mean_k3'"),
-    (["+rollout_corr=k3_rs", f"{OWN}.rollout_is_threshold=0.5_5"], "rollout_is_threshold is 0.55"),
-    (["+rollout_corr=k3_rs", f"{OWN}.bypass_mode=true"], "bypass_mode is true, and rollout_corr.mode is 'decoupled'"),
-    (["+rollout_corr=bypass_ppo_clip", f"{OWN}.bypass_mode=false"], "bypass_mode is false"),
-    (["+rollout_corr=k3_rs", f"{OWN}.bypass_mode='false'"], "bypass_mode is 'false'"),
-    (["+rollout_corr=bypass_ppo_clip", f"{LOSS}.loss_mode=gspo"], "loss_mode is 'gspo': in bypass mode"),
-    (["+rollout_corr=token_rs", f"{LOSS}.loss_mode=gspo"], "loss_mode is 'gspo': its sequence ratio"),
+    (["+rollout_corr=k3_rs", "algorithm.rollout_correction.rollout_is_threshold=0.5_5"], "threshold is 0.55"),
     (["+rollout_corr=k3_rs", "distillation.enabled=true"], "distillation.enabled is true"),
-    (["+rollout_corr=k3_rs", "trainer.v1.trainer_mode=async"], "trainer_mode is 'async'"),
-    (["+rollout_corr=k3_rs", f"{LOSS}._target_=verl.workers.config.PolicyLossConfig"], "_target_ is 'verl.workers"),
 ]
 
 
@@ -200,5 +181,5 @@ def test_an_unknown_question_to_the_resolver(compose_verl: Any, hook: list[objec
 
 
 def test_a_run_without_the_node(hook: list[object]) -> None:
-    with pytest.raises(InterpolationResolutionError, match=r"rollout_corr is None .* Write \+rollout_corr="):
+    with pytest.raises(InterpolationResolutionError, match=r"rollout_corr is null .* Write \+rollout_corr="):
         _ = OmegaConf.create({"mine": "${rollout_corr:config_json}"}).mine

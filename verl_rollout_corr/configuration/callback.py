@@ -103,7 +103,7 @@ def start_sweep(config: DictConfig) -> None:
     if found:
         raise ConfigError(*found)
     for i, override in enumerate(overrides):
-        if override.startswith("+rollout_corr=") and "," in override and _NULL.search(override):
+        if override.startswith(("+rollout_corr=", "rollout_corr=")) and "," in override and _NULL.search(override):
             command_line.register_off()
             overrides[i] = _NULL.sub(command_line.OFF, override)
 

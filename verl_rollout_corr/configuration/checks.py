@@ -9,123 +9,29 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from hydra.conf import HydraConf
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_rollout_corr.configuration import command_line, hints, resolver, written
+from verl_rollout_corr.configuration.command import ASKED, Command
 from verl_rollout_corr.configuration.loading import workers_objection
-from verl_rollout_corr.configuration.misspelt import GROUP, Words, suspects
-from verl_rollout_corr.configuration.node import Gathered, listed, nearest, shown, value_at
+from verl_rollout_corr.configuration.misspelt import GROUP, Ours, named_presets, one_or_list, suspects
+from verl_rollout_corr.configuration.node import Gathered, listed, mapping, nearest, shown, value_at
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.configuration.preset_notes import shipped_names
 from verl_rollout_corr.configuration.run_check import run_problems, run_warnings
 from verl_rollout_corr.errors import ConfigError, Problem
-from verl_rollout_corr.grammar import CRITERION_NAMES, RolloutCorrConfig
+from verl_rollout_corr.grammar import CRITERION_NAMES
 
 WITHOUT_POLICY_LOSS = tuple(
     f"verl.trainer.{name}" for name in ("sft_trainer", "sft_trainer_ray", "main_generation_server", "main_eval")
 )
 """The programs of verl that do not train a policy by its rewards, so that a preset has no effect in them."""
 
-_ASKED = re.compile(r"\+{0,2}rollout_corr\s*[.=@]")
-_HYDRAS = frozenset(field.name for field in fields(HydraConf))
 _OFF = re.compile(r"\+rollout_corr=null", re.IGNORECASE)
 _SWITCHED_OFF = ("off", "none", "no", "false", "nothing", "nil", "disable")
-
-
-@dataclass(frozen=True)
-class Command:
-    """What is known of a run before it starts.
-
-    `composed` is verl's configuration as Hydra composed it, and `hydra` Hydra's own node, or None where the
-    configuration did not come from Hydra's command line.
-    """
-
-    composed: DictConfig
-    hydra: DictConfig | None = None
-
-    @classmethod
-    def of(cls, composed: DictConfig, hydra: DictConfig | None = None) -> Command:
-        """A composed configuration, with its node `hydra` or with one that was taken out of it."""
-        own = composed.get("hydra", None)
-        return cls(composed, hydra if own is None else own)
-
-    @cached_property
-    def plain(self) -> dict[str, Any]:
-        """The configuration as mappings, interpolations as they are written."""
-        plain = cast("dict[str, Any]", OmegaConf.to_container(self.composed, resolve=False))
-        return {key: value for key, value in plain.items() if key != "hydra"}
-
-    @cached_property
-    def added_to_hydra(self) -> dict[str, Any]:
-        """The keys of Hydra's own node that are not Hydra's: nothing reads them."""
-        hydra = {} if self.hydra is None else OmegaConf.to_container(self.hydra, resolve=False)
-        return {str(key): value for key, value in cast("dict[Any, Any]", hydra).items() if key not in _HYDRAS}
-
-    @cached_property
-    def overrides(self) -> tuple[str, ...]:
-        """The overrides of the command line."""
-        return tuple(self.hydra.overrides.task) if self.hydra is not None else ()
-
-    @cached_property
-    def documents(self) -> tuple[written.Document, ...]:
-        """The YAML documents of the run."""
-        if self.hydra is None or not GlobalHydra.instance().is_initialized():
-            return ()
-        return written.read_documents(GlobalHydra.instance().config_loader(), self.hydra)
-
-    @cached_property
-    def choices(self) -> dict[str, str]:
-        """What was chosen for each group of the defaults, whether it exists or not; lists are not among them."""
-        chosen = {} if self.hydra is None else OmegaConf.to_container(self.hydra.runtime.choices)
-        return {str(key): name for key, name in cast("dict[Any, Any]", chosen).items() if isinstance(name, str)}
-
-    def has_read(self, name: str) -> bool:
-        """Whether Hydra has composed this document (`rollout_corr/k3_rs`), or which ones it has is not known."""
-        names = {document.name for document in self.documents}
-        return not names or name.removesuffix(".yaml") in names
-
-    @cached_property
-    def presets(self) -> tuple[str, ...]:
-        """The presets of the run."""
-        return tuple(written.preset_names(self.documents)) if self.is_ours else ()
-
-    @cached_property
-    def is_ours(self) -> bool:
-        """Whether the run uses the name rollout_corr anywhere, spelt correctly."""
-        asked = any(_ASKED.match(override) for override in self.overrides)
-        return asked or GROUP in self.plain or any(resolver.switches(self.composed))
-
-    @cached_property
-    def is_on(self) -> bool:
-        """Whether a preset is on: it hands the configuration to verl, or at least to a part of verl."""
-        return any(resolver.switches(self.composed))
-
-    @cached_property
-    def is_off(self) -> bool:
-        """Whether null was chosen for the preset."""
-        nothing = GROUP in self.plain and self.plain[GROUP] is None
-        return not self.is_on and (nothing or command_line.OFF in self.presets)
-
-    @cached_property
-    def verls_keys(self) -> frozenset[str]:
-        """The dotted keys of verl's own configuration."""
-        return written.verls_keys()
-
-    @cached_property
-    def config(self) -> RolloutCorrConfig | None:
-        """The parsed node, or None if it cannot be read."""
-        try:
-            config = resolver.parse_node(self.composed)
-        except ConfigError:
-            return None
-        return replace(config, presets=self.presets or config.presets)
 
 
 def problems(run: Command | DictConfig) -> list[Problem]:
@@ -148,29 +54,36 @@ def check(run: Command | DictConfig) -> None:
 
 
 def notices(run: Command | DictConfig) -> list[str]:
-    """The lines that a run without problems prints when it starts: that the correction is off, warnings, and which
-    presets are the user's own.
-    """
+    """The lines that a run without problems prints when it starts: that the correction is off, or warnings."""
     command = run if isinstance(run, Command) else Command.of(run)
     if command.is_off:
         return ["off: rollout_corr is null, so that nothing is corrected and nothing is measured"]
     if not command.is_on or command.config is None:
         return []
     with resolver.answering():
-        warnings = [f"warning: {message}" for message in run_warnings(command.config, command.composed)]
-    return [*warnings, *written.own_files(command.documents)]
+        return [f"warning: {message}" for message in run_warnings(command.config, command.composed)]
 
 
-def _misspelt(command: Command) -> Iterator[Problem]:
+def _ours(command: Command) -> Ours:
     # A user who writes +rollout_corr=null knows the group, so a value that is named like a preset is not a misspelling.
     # `lag` alone is too common a word to be suspicious.
     presets = set[str]() if command.is_off else {*shipped_names()} - {*command.presets}
-    words = Words(presets, [name for name in CRITERION_NAMES if "_" in name], command.is_on)
-    composed = {**command.plain, "hydra": command.added_to_hydra}
-    for suspect in suspects(composed, words, lambda key: key not in command.verls_keys):
-        problem = suspect.problem(presets, command.is_on)
-        program = _program_without_policy_loss()
-        yield Problem(problem.key, problem.found, f"Leave it out: {program} corrects nothing.") if program else problem
+    # Hydra's own node alone says their names; without a node of ours nothing is on, whatever stands in verl's.
+    on = (command.presets or ("<preset>",)) if command.is_on and GROUP in command.plain else ()
+    return Ours(presets, [name for name in CRITERION_NAMES if "_" in name], on)
+
+
+def _misspelt(command: Command) -> Iterator[Problem]:
+    ours = _ours(command)
+    composed = {**command.plain, **command.added_to_hydra}
+    verls = written.verls_keys()
+    elsewhere = tuple(f"{document.package}." for document in command.documents if document.is_misplaced)
+    for suspect in suspects(composed, ours, lambda key: key not in verls):
+        if not suspect.path.startswith(elsewhere):
+            problem = suspect.problem(ours)
+            program = _program_without_policy_loss()
+            leave = f"Leave it out: {program} corrects nothing."
+            yield replace(problem, remedy=leave) if program else problem
 
 
 def _unknown_preset(command: Command) -> Iterator[Problem]:
@@ -201,24 +114,13 @@ def _text(command: Command) -> Iterator[Problem]:
 
 def _left_out(command: Command) -> Iterator[Problem]:
     """Presets that a defaults list calls optional, and that do not exist: Hydra leaves them out without a message."""
-    shipped = shipped_names()
-    words = Words({*shipped}, (), command.is_on)
-    for key, name in command.choices.items():
-        group = key.partition("@")[0].strip("/")
-        misspelt = suspects({group: name}, words, lambda key: True)
-        if (group == GROUP or misspelt) and not command.has_read(f"{group}/{name}"):
-            if group == GROUP:
-                yield _no_such_optional(name, shipped)
-            else:
-                yield misspelt[0].problem(shipped, command.is_on)
-    if command.is_ours and GROUP not in command.choices:
-        names = written.optional_presets(command.documents, command.overrides)
-        yield from (_no_such_optional(name, shipped) for name in names if not command.has_read(f"{GROUP}/{name}"))
-
-
-def _no_such_optional(name: str, shipped: tuple[str, ...]) -> Problem:
-    found = f"is {shown(name)} in a defaults list, and optional: there is no such preset, and Hydra leaves it out."
-    return Problem(GROUP, found, nearest_preset(name, shipped, f"- {GROUP}: "))
+    for group, name in command.left_out:
+        if group == GROUP or suspects({group: name}, _ours(command), lambda key: True):
+            yield Problem(
+                group,
+                f"is {shown(name)} in a defaults list, and optional: no such file exists, so that Hydra leaves it out.",
+                nearest_preset(name, shipped_names(), f"- {GROUP}: "),
+            )
 
 
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -234,40 +136,28 @@ def _set_aside(command: Command) -> Iterator[Problem]:
         if found not in (None, composed, resolver.DECOUPLED_LOSS_MODE):
             yield Problem(
                 _LOSS_MODE,
-                f"is {shown(found)} in {document.name}.yaml, and the preset, composed after it, puts it aside.",
+                f"is {shown(found)} in {document.name}.yaml, and the preset, which is composed later, replaces it.",
                 f"Write {_LOSS_MODE}={found} on the command line (with a preset of decoupled mode), or leave it out.",
             )
 
 
 def _without_effect(command: Command) -> Iterator[Problem]:
     """Values below rollout_corr, where no preset is on."""
-    asked = [override for override in command.overrides if _ASKED.match(override) and not _OFF.fullmatch(override)]
-    unknown = any(command_line.is_unknown(name) for name in command.presets)
-    nothing = command.plain.get(GROUP) is None or command.is_off
-    if command.is_on or unknown or (nothing and not asked) or command.is_off:
-        return
     value = command.plain.get(GROUP)
-    if isinstance(value, str) and value:
-        yield Problem(
-            GROUP,
-            f"is {shown(value)} as a value, which chooses no preset, so that nothing would be corrected.",
-            f"Write +{GROUP}={value} on the command line, with one +, or `- {GROUP}: {value}` into the defaults of a "
-            "YAML file.",
-        )
+    asked = [override for override in command.overrides if ASKED.match(override) and not _OFF.fullmatch(override)]
+    unknown = any(command_line.is_unknown(name) for name in command.presets)
+    if command.is_on or command.is_off or unknown or (value is None and not asked):
         return
+    shipped = shipped_names()
+    inside = [name for item in mapping(value).values() for name in named_presets(item, shipped)]
+    names = one_or_list(named_presets(value, shipped) or inside)
+    own = f"; a preset of your own needs /{written.BASE} in its defaults"
     yield Problem(
         asked[0] if asked else GROUP,
         "is set and no preset switches it on, so nothing would be corrected.",
-        f"Write +{GROUP}=<preset> too, as in +{GROUP}=k3_rs (metrics_only, to set every value yourself; null, to "
-        "switch it off); a preset of your own needs /rollout_corr_base in its defaults.",
+        f"Write +{GROUP}={names}, with one + (in a YAML file: - {GROUP}: {names} in its defaults); metrics_only, to "
+        f"set every value yourself; null, to switch it off{own}.",
     )
-
-
-def _partly_on(command: Command) -> Iterator[Problem]:
-    gathered = Gathered()
-    with gathered.gathering():
-        resolver.is_switched_on(command.composed)
-    yield from gathered.problems
 
 
 def _program(command: Command) -> Iterator[Problem]:
@@ -290,19 +180,23 @@ def _workers(command: Command) -> Iterator[Problem]:
 
 
 def _node(command: Command) -> Iterator[Problem]:
+    """What is wrong with the node alone, and a preset of which a part was taken away."""
+    gathered = Gathered()
+    if command.is_on and GROUP in command.plain:
+        with gathered.gathering():
+            resolver.is_switched_on(command.composed)
     if command.is_on:
-        gathered = Gathered()
         with gathered.gathering():
             resolver.parse_node(command.composed)
-        yield from gathered.problems
+    yield from gathered.problems
 
 
 def _verl(command: Command) -> Iterator[Problem]:
     """The rules about the rest of verl's configuration."""
-    if command.is_on and "trainer" in command.plain and not _program_without_policy_loss():
-        node = command.plain.get(GROUP)
+    node = command.plain.get(GROUP)
+    if command.is_on and node is not None and "trainer" in command.plain and not _program_without_policy_loss():
         # If the node cannot be parsed, only the rules that depend on nothing but its mode are tried.
-        bypass = isinstance(node, Mapping) and cast("Mapping[str, Any]", node).get("mode") == "bypass"
+        bypass = mapping(node).get("mode") == "bypass"
         yield from run_problems(command.config or parse({"mode": "bypass"} if bypass else {}), command.composed)
 
 
@@ -316,7 +210,6 @@ RULES: tuple[Rule, ...] = (
     _text,
     _set_aside,
     _without_effect,
-    _partly_on,
     _program,
     _workers,
     _node,

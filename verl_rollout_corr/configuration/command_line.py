@@ -18,9 +18,9 @@ OFF = "off"
 
 _CALLBACK = "verl_rollout_corr.configuration.callback.RunStart"
 _NOT_AN_OPTION = re.compile(
-    r"\+\+rollout_corr=.*|\+rollout_corr=(null|true|false|[-+.0-9e]+)?", re.IGNORECASE | re.DOTALL
+    r"\+\+rollout_corr=.*|\+rollout_corr=(null|true|false|[-+.0-9e]+|''|\"\")?", re.IGNORECASE | re.DOTALL
 )
-_PRESETS = re.compile(r"\+rollout_corr=(?P<names>[\w.,\[\]/\s-]+)")
+_PRESETS = re.compile(r"\+rollout_corr=(?P<names>[^{}()$]+)")
 _ANOTHER_PRIMARY = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
 _NO_RUN = ("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shell-completion", "-sc")
 _unknown: set[str] = set()
@@ -29,6 +29,12 @@ _unknown: set[str] = set()
 def is_no_option(arguments: Iterable[str]) -> bool:
     """Whether `rollout_corr` has a value that no group accepts: null, a number, a boolean, or a second +."""
     return any(_NOT_AN_OPTION.fullmatch(argument.strip()) for argument in arguments)
+
+
+def refuse_null(arguments: Iterable[str]) -> None:
+    """Exit on null for a preset that is chosen elsewhere, which Hydra would answer with a traceback."""
+    if any(argument.strip().lower() == "rollout_corr=null" for argument in arguments):
+        sys.exit("rollout_corr: rollout_corr is null: Hydra needs a preset here. Write ~rollout_corr to leave it out.")
 
 
 def register_callback() -> None:
@@ -83,7 +89,7 @@ def register_off() -> None:
 def names_in(arguments: Iterable[str]) -> list[str]:
     """The presets that `+rollout_corr=...` names, those of a sweep too."""
     matches = [match for match in map(_PRESETS.fullmatch, arguments) if match is not None]
-    words = [word.strip() for match in matches for word in re.split(r"[,\[\]]", match["names"])]
+    words = [word.strip(" '\"") for match in matches for word in re.split(r"[,\[\]]", match["names"])]
     return [word.removesuffix(".yaml") for word in words if word and word.lower() != "null"]
 
 

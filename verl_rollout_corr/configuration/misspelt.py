@@ -6,14 +6,14 @@ Standard library only. A composed configuration is searched as plain mappings. V
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, cast
 
-from verl_rollout_corr.configuration.node import shown
+from verl_rollout_corr.configuration.node import mapping, shown
 from verl_rollout_corr.errors import Problem
-from verl_rollout_corr.grammar import Baseline, Denominator, Level
+from verl_rollout_corr.grammar import Baseline, Denominator, Invalid, Loss, Metrics, Mode
 
 GROUP = "rollout_corr"
 """The name of the group of presets and of the node."""
@@ -21,144 +21,152 @@ GROUP = "rollout_corr"
 _NEAR = ("rolloutcorr", "rolloutcorrection", "verlrolloutcorr")
 # Not the words that begin alike and mean something else: correct, correctness, correlation, corrupt, correspond.
 _CONTAINS = re.compile(r"rolloutcorr(?!ect(?!ion)|el|up|esp)")
-_SECTIONS = frozenset({"weights", "reject", "min_group_kept", "denominator", "baseline"})
-_REJECT = "reject"
-_BOUND_KEYS = frozenset({"lower", "upper", "when"})
-_NOT_MISSPELT = frozenset({GROUP, "actor_rollout_ref.actor.policy_loss.rollout_corr"})
-"""Our node, and where presets hand our configuration to the actors."""
+_WORDS = {
+    "mode": Mode,
+    "loss": Loss,
+    "denominator": Denominator,
+    "baseline": Baseline,
+    "invalid": Invalid,
+    "metrics": Metrics,
+}
+_SECTIONS = {"weights": ("level", "lower", "upper", "outside", "normalize"), "dump": ("dir", "every", "max_gb")}
+_BOUNDS = ("lower", "upper", "when")
+_WRITTEN_BY_PRESETS = "actor_rollout_ref.actor.policy_loss.rollout_corr"
 _VERLS_OWN = frozenset({"algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss.rollout_correction"})
 """verl's own correction, which reads none of our words and no preset of ours."""
 
 
 @dataclass(frozen=True)
+class Ours:
+    """Our names of presets and criteria, and the presets that the run uses.
+
+    `presets` are those that it does not use. With a preset on, the criteria are spelt right somewhere, and are
+    suspicious at the root only.
+    """
+
+    presets: Collection[str]
+    criteria: Collection[str] = ()
+    on: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Suspect:
-    """A key that nothing reads and that was probably meant for us. `place` is where its value belongs in our node."""
+    """A key that nothing reads and that was probably meant for us. `place` is where its value belongs in our node, and
+    `near` says whether the key looks like ours, and not the value alone.
+    """
 
     path: str
     value: object
     place: str = ""
+    near: bool = False
 
-    def problem(self, presets: Collection[str], is_on: bool = False) -> Problem:
-        """What to write instead. `is_on`: whether the run has a preset, spelt right."""
-        if self.place and is_on:
-            found = f"is {shown(self.value)} and not below {GROUP}, so that nothing reads it."
-            return Problem(self.path, found, f"Write {' '.join(self._overrides())}, or choose another name.")
-        named = named_presets(self.value, presets)
-        group = f"+{GROUP}={named[0] if len(named) == 1 else '[' + ','.join(named) + ']' if named else '<preset>'}"
-        write = f"Did you mean {GROUP}? Write {group}"
+    def problem(self, ours: Ours) -> Problem:
+        """What to write instead."""
+        presets = [*ours.on, *named_presets(self.value, ours.presets)]
         values = self._overrides()
-        if values:
-            write += f" and {' '.join(values)}"
+        lines = [] if ours.on and presets == [*ours.on] else [f"+{GROUP}={one_or_list(presets)}"]
+        write = " ".join([*lines, *values]) or f"{GROUP}.<key>=<value>"
+        leave = "" if self.near or ours.on else f", or add +{GROUP}=null"
         return Problem(
             self.path,
-            f"is {shown(self.value)}: this is not the group {GROUP}, so that it chooses no preset and nothing would be "
-            "corrected.",
-            f"{write}; in a YAML file, a line `- {GROUP}: <preset>` of its defaults. If it has nothing to do with "
-            f"rollout correction, choose another name or value, or add +{GROUP}=null.",
+            f"is {shown(self.value)}: nothing reads this key"
+            + ("." if ours.on else f", and it chooses no preset of {GROUP}, so that nothing would be corrected."),
+            f"Did you mean {GROUP}? Write {write}"
+            + ("" if ours.on else f" (in a YAML file: - {GROUP}: {one_or_list(presets)} in its defaults)")
+            + f". If this key has nothing to do with rollout correction, give it another name{leave}.",
         )
 
     def _overrides(self) -> list[str]:
         """The first of its values where they belong."""
-        value = self.value
-        if isinstance(value, Mapping):
-            values = list(_values(cast("Mapping[str, Any]", value), self.place))
-        else:
-            values = [(self.place, shown(value).strip("'"))] if self.place else []
+        values = list(_values(mapping(self.value), self.place))
+        if self.place and not values:
+            values = [(self.place, shown(self.value).strip("'"))]
         return [f"++{GROUP}.{key}={text}" for key, text in values[:4]]
 
 
-@dataclass(frozen=True)
-class Words:
-    """Our names of presets and criteria. `presets` are those that the run does not use already. With a preset on, the
-    criteria are spelt right somewhere, and are suspicious at the root only.
-    """
-
-    presets: Collection[str]
-    criteria: Collection[str]
-    is_on: bool = False
-
-
-def suspects(composed: Mapping[str, Any], ours: Words, is_added: Callable[[str], bool]) -> list[Suspect]:
+def suspects(composed: Mapping[str, Any], ours: Ours, is_added: Callable[[str], bool]) -> list[Suspect]:
     """The keys of a composed configuration, without `hydra`, that were probably meant for us.
 
     Args:
         composed: plain nested mappings.
         ours: what a key or a value can be recognised by, beside its likeness to `rollout_corr`.
-        is_added: whether a dotted key is the user's own and not verl's; asked only about values that name a preset.
+        is_added: whether a dotted key is the user's own and not verl's; asked only about keys that do not look like
+            ours.
     """
     return list(_suspects(composed, "", ours, is_added))
 
 
 def named_presets(value: object, presets: Collection[str]) -> list[str]:
-    """The presets that a value names: `k3_rs`, `[token_is, k3_rs]` or `token_is,k3_rs`. Empty if it contains anything
-    else.
+    """The presets that a value names: `k3_rs`, `[token_is, k3_rs]` or `token_is,k3_rs`. A list that contains anything
+    else counts only if a name in it can hardly be anyone else's.
     """
-    names = value.strip().strip("[]").split(",") if isinstance(value, str) else value
-    if not isinstance(names, list | tuple):
+    listed = value.strip().strip("[]").split(",") if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple):
         return []
-    listed = cast("list[object]", names)
-    words = [_as_written(name.strip().removesuffix(".yaml"), presets) for name in listed if isinstance(name, str)]
-    return words if words and len(words) == len(listed) and all(word in presets for word in words) else []
+    names = [_as_written(name, presets) for name in cast("list[object]", listed) if isinstance(name, str)]
+    found = [name for name in names if name in presets]
+    return found if len(found) == len(cast("list[object]", listed)) or any("_" in name for name in found) else []
+
+
+def one_or_list(presets: Sequence[str]) -> str:
+    """Presets as an override names them, `<preset>` without any."""
+    return "<preset>" if not presets else presets[0] if len(presets) == 1 else f"[{','.join(presets)}]"
 
 
 def _as_written(name: str, presets: Collection[str]) -> str:
     """A preset's name for one in other letters, as K3_RS or k3-rs; a name of one word may be anyone's."""
+    name = re.sub(r"^/?rollout_corr/|\.ya?ml$", "", name.strip())
     folded = name.lower().replace("-", "_")
     return folded if "_" in folded and folded in presets else name
 
 
-def _suspects(node: Mapping[str, Any], path: str, ours: Words, is_added: Callable[[str], bool]) -> Iterator[Suspect]:
-    for key, value in cast("Mapping[str, object]", node).items():
+def _suspects(node: Mapping[str, Any], path: str, ours: Ours, is_added: Callable[[str], bool]) -> Iterator[Suspect]:
+    for key, value in node.items():
         here = f"{path}.{key}" if path else str(key)
-        if here in _NOT_MISSPELT:
-            continue
-        if here in _VERLS_OWN:
+        if here in (GROUP, _WRITTEN_BY_PRESETS):
+            if path and named_presets(value, ours.presets):
+                yield Suspect(here, value, near=True)
+        elif here in _VERLS_OWN:
             yield from _in_verls_own(here, value, ours)
-            continue
-        near = any(_is_near(part, value, ours.presets) for part in re.split(r"[./@ ]", str(key)))
-        if near:
-            yield Suspect(here, value)
-        elif key in ours.criteria and _has_bounds(value) and (path == _REJECT or not ours.is_on):
-            yield Suspect(here, value, f"{_REJECT}.{key}")
-        elif not path and _is_section(str(key), value) and is_added(here):  # the name of the node was forgotten
+        elif any(_is_near(part, value, ours) for part in re.split(r"[./@ ]", str(key))):
+            yield Suspect(here, value, near=True)
+        elif key in ours.criteria and _has_bounds(value) and (path in ("", "reject") or not ours.on):
+            yield Suspect(here, value, f"reject.{key}")
+        elif not path and _is_of_our_node(str(key), value, ours) and is_added(here):  # the node's name was left out
             yield Suspect(here, value, str(key))
-        elif not path and key in ours.presets and is_added(here):  # `+k3_rs=true`
+        elif key in ours.presets and (not path or "_" in str(key)) and is_added(here):  # `+k3_rs=true`
             yield Suspect(here, key)
         elif isinstance(value, Mapping):
-            yield from _suspects(cast("Mapping[str, Any]", value), here, ours, is_added)
+            yield from _suspects(mapping(cast("object", value)), here, ours, is_added)
         elif named_presets(value, ours.presets) and is_added(here):
             yield Suspect(here, value)
         elif isinstance(value, list):
             for i, item in enumerate(cast("list[object]", value)):
-                if isinstance(item, Mapping):
-                    yield from _suspects(cast("Mapping[str, Any]", item), f"{here}.{i}", ours, is_added)
+                yield from _suspects(mapping(item), f"{here}.{i}", ours, is_added)
 
 
-def _in_verls_own(path: str, value: object, ours: Words) -> Iterator[Suspect]:
-    """Presets and sections of ours below verl's own correction, and a preset in its place."""
-    if not isinstance(value, Mapping):
-        if named_presets(value, ours.presets):
-            yield Suspect(path, value)
-        return
-    mine: dict[str, object] = {}
-    for key, inner in cast("Mapping[str, object]", value).items():
-        if key in _SECTIONS or (key in ours.criteria and _has_bounds(inner)):
-            mine[key] = inner
-        elif named_presets(inner, ours.presets):
-            yield Suspect(f"{path}.{key}", inner)
-    if mine:
-        yield Suspect(path, mine)
+def _in_verls_own(path: str, value: object, ours: Ours) -> Iterator[Suspect]:
+    """Presets and keys of ours below verl's own correction, and a preset in its place."""
+    own = mapping(value)
+    mine = {key: item for key, item in own.items() if _is_of_our_node(key, item, ours)}
+    if mine or named_presets(value, ours.presets):
+        yield Suspect(path, mine or value, near=True)
+    for key, item in own.items():
+        if named_presets(item, ours.presets):
+            yield Suspect(f"{path}.{key}", item, near=True)
 
 
-def _is_near(name: str, value: object, presets: Collection[str]) -> bool:
+def _is_near(name: str, value: object, ours: Ours) -> bool:
     letters = re.sub(r"[-_\s]", "", name.lower())
     if _CONTAINS.search(letters):
         return True
-    differing = min(_differing(letters, ours) for ours in _NEAR)
+    differing = min(_differing(letters, near) for near in _NEAR)
     # A number is not a preset: `rollout_cores: 8` is somebody else's.
     if differing <= 2:
         return not isinstance(value, bool | int | float)
-    return differing <= 4 and _looks_like_ours(value, presets)
+    looks_like_ours = value is None or bool(named_presets(value, ours.presets))
+    inner = mapping(value).items()
+    return differing <= 4 and (looks_like_ours or any(_is_of_our_node(key, item, ours) for key, item in inner))
 
 
 def _differing(one: str, other: str) -> int:
@@ -166,29 +174,24 @@ def _differing(one: str, other: str) -> int:
     return round((1 - SequenceMatcher(None, one, other).ratio()) * len(one + other))
 
 
-def _looks_like_ours(value: object, presets: Collection[str]) -> bool:
-    if isinstance(value, Mapping):
-        return any(key in _SECTIONS for key in cast("Mapping[str, Any]", value))
-    return value is None or bool(named_presets(value, presets))
-
-
-def _is_section(key: str, value: object) -> bool:
-    """Whether a value at the root is one that our node has below this key, and hardly anybody else has."""
-    if key == "weights":
-        return isinstance(value, Mapping) and cast("Mapping[str, object]", value).get("level") in list(Level)
-    if key == "min_group_kept":
-        return True
-    return value in {"denominator": list(Denominator), "baseline": list(Baseline)}.get(key, [])
+def _is_of_our_node(key: str, value: object, ours: Ours) -> bool:
+    """Whether our node has such a value below this key, and hardly anybody else has."""
+    if key in _WORDS:
+        return isinstance(value, str) and value in list(_WORDS[key])
+    inner = mapping(value)
+    if key in _SECTIONS:
+        return bool(inner) and all(name in _SECTIONS[key] for name in inner)
+    if key == "reject":
+        return any(name in ours.criteria and _has_bounds(item) for name, item in inner.items())
+    return key == "min_group_kept" or (key in ours.criteria and _has_bounds(value))
 
 
 def _has_bounds(value: object) -> bool:
-    return isinstance(value, Mapping) and bool(_BOUND_KEYS & set(cast("Any", value)))
+    return any(name in mapping(value) for name in _BOUNDS)
 
 
 def _values(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
     for key, value in node.items():
         here = f"{path}.{key}" if path else str(key)
-        if isinstance(value, Mapping):
-            yield from _values(cast("Mapping[str, Any]", value), here)
-        else:
-            yield here, shown(value).strip("'")
+        inner = mapping(value)
+        yield from _values(inner, here) if inner else [(here, shown(value).strip("'"))]

@@ -19,8 +19,10 @@ Word = TypeVar("Word", bound=Enum)
 """An enum of the grammar."""
 
 _TWO_BOUNDS = re.compile(r"[+-]?[0-9][0-9.eE+-]*_[0-9][0-9._eE+-]*")
-_A_BOUND = "a bound is a number. Write a number above 0, as in {key}: 2.0, or null to leave it open."
-
+_A_BOUND = (
+    "a bound is a finite number above 0 (of the ratio, not of its logarithm). Write one, as in {key}: 2.0, or null to "
+    "leave it open."
+)
 
 ABSENT = object()
 """What `value_at` gives where a key is not there."""
@@ -34,6 +36,11 @@ def value_at(root: object, path: str) -> Any:
             return ABSENT
         value = cast("Mapping[str, Any]", value)[key]
     return value
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The value if it is a mapping, and an empty mapping if it is anything else."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 class Gathered:
@@ -113,7 +120,7 @@ class Node:
         if not isinstance(value, str):
             self.refuse(key, f"it is a word. Write {listed(names)}.")
         if value not in names:
-            self.refuse(key, f"it is none of the words for {key}. {instead(value, names, meant)}")
+            self.refuse(key, f"it is not one of the words for {key}. {instead(value, names, meant)}")
         return words(value)
 
     def bound(self, key: str) -> float | None:
@@ -121,35 +128,22 @@ class Node:
         value = self.values.get(key)
         if value is None:
             return None
-        if isinstance(value, str):
-            self._refuse_text(key, value)
-        if isinstance(value, bool) or not isinstance(value, Real):
-            self.refuse(key, _A_BOUND.format(key=key))
-        number = _as_float(value)
-        if not math.isfinite(number):
-            self.refuse(key, "a bound is finite. Write a number above 0, or null to leave it open.")
-        if number <= 0.0:
-            self.refuse(
-                key, "a bound is above 0 (k1: of the ratio, not of its logarithm). Write null to leave it open."
-            )
-        return number
-
-    def _refuse_text(self, key: str, text: str) -> NoReturn:
+        text = value.strip() if isinstance(value, str) else ""
         pair = two_bounds(text)
         if pair is not None:
             self.refuse(key, two_bounds_instead(self.path, pair))
-        try:
-            number = float(text)
-        except ValueError:
+        number = math.nan if isinstance(value, bool) else _as_float(value)
+        if not 0.0 < number < math.inf:
             self.refuse(key, _A_BOUND.format(key=key))
-        if not math.isfinite(number):
-            self.refuse(key, "a bound is finite. Write a number above 0, or null to leave it open.")
-        # YAML 1.1, which PyYAML reads, takes 1e-4 for text, and 1.0e-4 for a number.
-        self.refuse(
-            key,
-            f"a bound is a number, and this is text. Write {_with_point(text.strip())} without quotes "
-            f"(from the environment: ${{oc.decode:${{oc.env:NAME}}}}).",
-        )
+        if text:
+            # YAML 1.1, which PyYAML reads, takes 1e-4 for text, and 1.0e-4 for a number.
+            point = re.sub(r"^([+-]?[0-9]+)(?=[eE])", r"\1.0", text)
+            self.refuse(
+                key,
+                f"a bound is a number, and this is text. Write {point} without quotes (from the environment: "
+                "${oc.decode:${oc.env:NAME}}).",
+            )
+        return number
 
     def count(self, key: str, *, least: int = 1) -> int | None:
         """A whole number of at least `least`, or None for null and absent."""
@@ -161,47 +155,29 @@ class Node:
         return int(value)
 
 
-def _as_float(value: Real) -> float:
-    """The number, inf if it is beyond what a float can hold."""
+def _as_float(value: Any) -> float:
+    """The number, inf if it is beyond what a float can hold, NaN if it is not a number."""
     try:
-        return float(value)
+        return float(value) if isinstance(value, Real | str) else math.nan
     except OverflowError:
         return math.inf
-
-
-def _with_point(text: str) -> str:
-    """`1.0e-4` for `1e-4`."""
-    return re.sub(r"^([+-]?[0-9]+)(?=[eE])", r"\1.0", text)
+    except ValueError:
+        return math.nan
 
 
 def two_bounds(text: str) -> tuple[str, str] | None:
     """The two numbers in a text such as `0.5_5` (verl's way to write a lower and an upper bound), or None."""
-    text = text.strip()
-    if not _TWO_BOUNDS.fullmatch(text):
-        return None
-    lower, _, upper = text.partition("_")
-    return lower, upper
+    lower, _, upper = text.strip().partition("_")
+    return (lower, upper) if _TWO_BOUNDS.fullmatch(text.strip()) else None
 
 
 def two_bounds_instead(path: str, pair: tuple[str, str]) -> str:
     """Why a text such as `0.5_5` is not a bound, and what to write instead."""
-    lower, upper = pair
-    if not _ascending(lower, upper):
-        return f"digits are not grouped with _ here. Write {lower}{upper}, or lower and upper as two keys."
+    lower, upper = f"{path}.lower={pair[0]}", f"{path}.upper={pair[1]}"
     name = path.rpartition(".")[2]
     if name in CRITERION_NAMES and not takes_lower_bound(name):
-        return (
-            f"two numbers in one are not read as two bounds, and {name} has no lower one. Write {path}.upper={upper}."
-        )
-    return f"two numbers in one are not read as two bounds. Write {path}.lower={lower} and {path}.upper={upper}."
-
-
-def _ascending(lower: str, upper: str) -> bool:
-    """Whether the two numbers can be a lower and an upper bound, and are not groups of digits of one number."""
-    try:
-        return float(lower) <= float(upper) and not re.match(r"0[0-9]", upper)
-    except ValueError:
-        return True
+        return f"two numbers in one are not read as two bounds, and {name} has an upper one only. Write {upper}."
+    return f"two numbers in one are not read as two bounds. Write {lower} and {upper}."
 
 
 def instead(found: str, names: Iterable[object], meant: Mapping[str, str], form: str | None = None) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from verl_rollout_corr.configuration import hints
-from verl_rollout_corr.configuration.node import ABSENT, shown_or_absent, value_at
+from verl_rollout_corr.configuration.node import ABSENT, mapping, shown_or_absent, value_at
 from verl_rollout_corr.configuration.translation import translate
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
@@ -34,9 +34,8 @@ def own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterato
             f"Leave {_OWN}.bypass_mode out, it follows rollout_corr.mode, and write rollout_corr.mode: "
             f"{'decoupled' if config.mode is Mode.BYPASS else 'bypass'} if that is what you want."
         )
-    node, nothing = value_at(run, _OWN), dict[str, Any]()
-    set_by_verl = cast("Mapping[str, Any]", node) if isinstance(node, Mapping) else nothing
-    own = {name: value_at(set_by_verl, name) for name in set_by_verl if name not in _NOT_SETTINGS}
+    node = mapping(value_at(run, _OWN))
+    own = {name: value_at(node, name) for name in node if name not in _NOT_SETTINGS}  # items() would resolve all of it
     for name, found in own.items():
         default = _OWN_DEFAULTS.get(name)
         if found != default:

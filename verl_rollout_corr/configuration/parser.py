@@ -36,6 +36,7 @@ from verl_rollout_corr.grammar import (
     criterion_words,
     takes_lower_bound,
 )
+from verl_rollout_corr.grammar import to_mapping as to_mapping
 
 _CRITERION_FORM = (
     f"token_<stat>, turn_<agg>_<stat>, seq_<agg>_<stat> or batch_mean_<stat> "
@@ -69,38 +70,6 @@ def parse(mapping: Mapping[str, Any], *, where: str = "rollout_corr") -> Rollout
         wrong.add(message)
     wrong.raise_any()
     return config
-
-
-def to_mapping(config: RolloutCorrConfig) -> dict[str, Any]:
-    """The node as plain values with every default filled in: `parse(to_mapping(config)) == config`."""
-    weights = config.weights
-    bounds = weights.bounds if weights else Bounds()
-    return {
-        "mode": str(config.mode),
-        "loss": str(config.loss),
-        "weights": {
-            "level": str(weights.level) if weights else None,
-            "lower": bounds.lower,
-            "upper": bounds.upper,
-            "outside": str(weights.outside if weights else Outside.TRUNCATE),
-            "normalize": str(weights.normalize) if weights and weights.normalize else None,
-        },
-        "reject": {
-            criterion.name: {
-                "lower": criterion.bounds.lower,
-                "upper": criterion.bounds.upper,
-                "when": str(criterion.when) if criterion.when else None,
-            }
-            for criterion in config.reject
-        },
-        "min_group_kept": config.min_group_kept,
-        "denominator": str(config.denominator),
-        "baseline": str(config.baseline),
-        "invalid": str(config.invalid),
-        "metrics": str(config.metrics),
-        "dump": {"dir": config.dump.dir, "every": config.dump.every, "max_gb": config.dump.max_gb},
-        "presets": list(config.presets),
-    }
 
 
 def _weights(node: Node) -> Weights | None:
@@ -188,7 +157,7 @@ def _presets(names: object, key: str) -> tuple[str, ...]:
         return ()
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in cast("list[object]", names)):
         raise ConfigError(
-            f"{key} is {shown(cast('object', names))}: presets are named by the run itself. Leave it out."
+            f"{key} is {shown(cast('object', names))}: the run itself writes the names of its presets. Leave it out."
         )
     return tuple(cast("list[str]", names))
 

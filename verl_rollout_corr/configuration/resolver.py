@@ -17,7 +17,7 @@ from typing import Any, cast
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from verl_rollout_corr.configuration.node import value_at
+from verl_rollout_corr.configuration.node import shown, value_at
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.configuration.policy_losses import BYPASS_LOSS_MODE
 from verl_rollout_corr.configuration.run_check import check_run
@@ -119,7 +119,7 @@ def parse_node(root: DictConfig) -> RolloutCorrConfig:
     node = OmegaConf.select(root, NAME)
     if not isinstance(node, DictConfig):
         raise ConfigError(
-            f"{NAME} is {node!r} in the composed configuration. Write +{NAME}=<preset>, as in +{NAME}=k3_rs."
+            f"{NAME} is {shown(node)} in the composed configuration. Write +{NAME}=<preset>, as in +{NAME}=k3_rs."
         )
     return parse(_without_missing(OmegaConf.to_container(node, resolve=True)))
 

@@ -6,6 +6,7 @@ Standard library only: reads verl's configuration as nested mappings (a `DictCon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,7 +17,6 @@ from verl_rollout_corr.configuration.sampling import log_prob_problems, sampling
 from verl_rollout_corr.errors import ConfigError, Problem
 from verl_rollout_corr.grammar import (
     Baseline,
-    Bounds,
     Invalid,
     Mode,
     Outside,
@@ -34,19 +34,8 @@ TRAINER_MODES = ("sync", "colocate_async", "separate_async")
 _LOSS = "actor_rollout_ref.actor.policy_loss"
 
 GROUPED_ESTIMATORS = frozenset(
-    {
-        "grpo",
-        "grpo_vectorized",
-        "grpo_passk",
-        "gpg",
-        "rloo",
-        "rloo_vectorized",
-        "opo",
-        "reinforce_plus_plus_baseline",
-        "gdpo",
-        "optimal_token_baseline",
-        "tir_optimal_token_baseline",
-    }
+    {"grpo", "grpo_vectorized", "grpo_passk", "gpg", "rloo", "rloo_vectorized", "opo", "gdpo"}
+    | {"reinforce_plus_plus_baseline", "optimal_token_baseline", "tir_optimal_token_baseline"}
 )
 """verl's advantage estimators whose baseline is a statistic over the rows of a prompt. For the others `baseline: kept`
 changes nothing.
@@ -83,9 +72,8 @@ def _log_probs(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[st
     found = value_at(run, key)
     if found is not True:
         yield (
-            f"{key} is {shown_or_absent(found)}: unless it is true the engine returns no "
-            f"log-probs, and there would be nothing to correct with. Write {key}=true, or leave it out: the presets "
-            "set it."
+            f"{key} is {shown_or_absent(found)}: without it the engine returns no log-probs, and there is nothing to "
+            f"correct with. Write {key}=true, or leave it out: the presets set it."
         )
 
 
@@ -94,8 +82,8 @@ def _worker(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     found = value_at(run, key)
     if value_at(run, _LOSS) is not ABSENT and found != POLICY_LOSS_TARGET:
         yield (
-            f"{key} is {shown_or_absent(found)}: the actor workers would not know of rollout_corr. "
-            f"Leave it out (the presets set it), or write {POLICY_LOSS_TARGET}."
+            f"{key} is {shown_or_absent(found)}: the actor workers would not know of rollout_corr. Leave it out (the "
+            f"presets set it), or write {POLICY_LOSS_TARGET}."
         )
 
 
@@ -128,13 +116,10 @@ def _distillation(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator
 
 def _multi_token_prediction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     key = "actor_rollout_ref.model.mtp"
-    enabled, trains, detached = (
-        value_at(run, f"{key}.{name}") for name in ("enable", "enable_train", "detach_encoder")
-    )
-    megatron = (
-        value_at(run, "actor_rollout_ref.actor.strategy") == "megatron"
-    )  # verl's other engines train no such head
-    if megatron and enabled is True and trains is True and detached is not True:
+    trains = all(value_at(run, f"{key}.{name}") is True for name in ("enable", "enable_train"))
+    # verl's other engines train no such head
+    megatron = value_at(run, "actor_rollout_ref.actor.strategy") == "megatron"
+    if megatron and trains and value_at(run, f"{key}.detach_encoder") is not True:
         yield (
             f"{key}.enable_train is true: verl adds that loss outside the policy's, so that rejected tokens would "
             f"train the policy through it. Write {key}.detach_encoder=true, {key}.enable_train=false, or leave "
@@ -190,45 +175,34 @@ def _groups(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
 
 def _bounds_without_one(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     """Bounds on a ratio that exclude 1: tokens on which the two policies agree would be rejected, or weigh 0."""
-    for criterion in config.reject:
-        # A batch mean has an upper bound only, and keeps the smallest whatever it is.
-        ratio = criterion.stat is Stat.K1 and criterion.scope is not Scope.BATCH and criterion.when is None
-        if ratio and not _has_one(criterion.bounds):
+    # A batch mean has an upper bound only, and keeps the smallest whatever it is.
+    bounded = {
+        f"rollout_corr.reject.{criterion.name}": (criterion.bounds, "be rejected")
+        for criterion in config.reject
+        if criterion.stat is Stat.K1 and criterion.scope is not Scope.BATCH and criterion.when is None
+    }
+    if config.weights is not None and config.weights.outside is Outside.MASK:
+        bounded["rollout_corr.weights"] = (config.weights.bounds, "weigh 0 (outside: mask)")
+    for key, (bounds, fate) in bounded.items():
+        lower, upper = bounds.lower or 0.0, math.inf if bounds.upper is None else bounds.upper
+        if not lower <= 1 <= upper:
             yield (
-                f"rollout_corr.reject.{criterion.name} is {_text(criterion.bounds)}: where the two policies agree the "
-                "ratio is 1, and would be rejected. Write lower <= 1 <= upper."
+                f"{key} is [{lower:g}, {upper:g}]: where the two policies agree the ratio is 1, and would {fate}. "
+                "Write lower <= 1 <= upper."
             )
-    weights = config.weights
-    if weights is not None and weights.outside is Outside.MASK and not _has_one(weights.bounds):
-        yield (
-            f"rollout_corr.weights is {_text(weights.bounds)} with outside 'mask': where the two policies agree the "
-            "ratio is 1, and would weigh 0. Write lower <= 1 <= upper."
-        )
-
-
-def _has_one(bounds: Bounds) -> bool:
-    return (bounds.lower is None or bounds.lower <= 1) and (bounds.upper is None or bounds.upper >= 1)
-
-
-def _text(bounds: Bounds) -> str:
-    return f"[{bounds.lower or 0:g}, {'inf' if bounds.upper is None else f'{bounds.upper:g}'}]"
 
 
 def _does_nothing(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     """Overrides that removed everything that a preset does."""
-    if config.weights is not None or config.reject or config.min_group_kept is not None:
+    bypass = config.mode is Mode.BYPASS
+    idle = "bypass_ppo_clip" if bypass else "metrics_only"
+    does = config.weights is not None or config.reject or config.min_group_kept is not None
+    if does or not config.presets or idle in config.presets or config.invalid is not Invalid.ERROR:
         return
-    idle = "bypass_ppo_clip" if config.mode is Mode.BYPASS else "metrics_only"
-    if not config.presets or idle in config.presets or config.invalid is not Invalid.ERROR:
-        return
-    left = (
-        "nothing is weighed and nothing is rejected in bypass mode"
-        if config.mode is Mode.BYPASS
-        else "the run is measured and not corrected"
-    )
     yield (
-        f"{'+'.join(config.presets)} does nothing: no weights and no criterion are left of it, so that {left}. "
-        f"Write +rollout_corr={idle} if that is what you want."
+        f"{'+'.join(config.presets)} does nothing: no weights and no criterion are left of it, so that "
+        f"{'bypass mode neither weighs nor rejects' if bypass else 'the run is measured and not corrected'}. Write "
+        f"+rollout_corr={idle} if that is what you want."
     )
 
 

@@ -10,39 +10,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from verl_rollout_corr.configuration.node import ABSENT, listed, shown, shown_or_absent, value_at
+from verl_rollout_corr.configuration.node import ABSENT, listed, mapping, shown, shown_or_absent, value_at
 from verl_rollout_corr.grammar import Agg, RolloutCorrConfig, Scope, Stat
 
 ROLLOUT = "actor_rollout_ref.rollout"
 """The node of verl's configuration with the parameters of the rollouts."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "temperature": (1,),
-    "top_p": (1,),
+    **dict.fromkeys(("temperature", "top_p", "typical_p", "repetition_penalty"), (1,)),
     "top_k": (-1, 0),
-    "min_p": (0,),
-    "typical_p": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "no_repeat_ngram_size": (0,),
-    "min_tokens": (0,),
-    "min_new_tokens": (0,),
-    "min_length": (0,),
-    "logit_bias": (),
-    "bad_words": (),
-    "bad_words_ids": (),
-    "suppress_tokens": (),
-    "begin_suppress_tokens": (),
-    "allowed_token_ids": (),
-    "structured_outputs": (),
-    "guided_decoding": (),
-    "logits_processors": (),
+    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "presence_penalty", "frequency_penalty"), (0,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "min_tokens", "min_new_tokens", "min_length"), (0,)),
+    **dict.fromkeys(("logit_bias", "bad_words", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"), ()),
+    **dict.fromkeys(("allowed_token_ids", "structured_outputs", "guided_decoding", "logits_processors"), ()),
     "thinking_token_budget": (),
 }
 """Sampling parameters that change the distribution, and the values at which they do not. Null and empty are neutral."""
@@ -65,10 +49,7 @@ class Parameter:
 
 def parameters(run: Mapping[str, Any]) -> list[Parameter]:
     """Every sampling parameter of the rollouts that changes the distribution, wherever it is written."""
-    rollout = value_at(run, ROLLOUT)
-    if not isinstance(rollout, Mapping):
-        return []
-    return list(_parameters(cast("Mapping[str, Any]", rollout), ROLLOUT, value_at(run, f"{ROLLOUT}.name")))
+    return list(_parameters(mapping(value_at(run, ROLLOUT)), ROLLOUT, value_at(run, f"{ROLLOUT}.name")))
 
 
 def log_prob_problems(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
@@ -128,22 +109,14 @@ def _parameters(node: Mapping[str, Any], path: str, engine: object) -> Iterator[
         name, here = str(key).replace("-", "_"), f"{path}.{key}"
         if name in _NOT_TRAINING or (path.endswith(".engine_kwargs") and key != engine):
             continue
-        value = _opened(value_at(node, key)) if name.endswith("generation_config") else value_at(node, key)
-        if name in _NEUTRAL:
-            if not _is_neutral(name, value):
-                yield Parameter(here, name, value)
-        elif isinstance(value, Mapping):
-            yield from _parameters(cast("Mapping[str, Any]", value), here, engine)
-
-
-def _opened(value: object) -> object:
-    """The value as a mapping: vLLM accepts this argument as JSON text, too."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
+        value = value_at(node, key)
+        if name.endswith("generation_config") and isinstance(value, str):  # vLLM accepts JSON text, too
+            with suppress(ValueError):
+                value = json.loads(value)
+        if name not in _NEUTRAL:
+            yield from _parameters(mapping(value), here, engine)
+        elif not _is_neutral(name, value):
+            yield Parameter(here, name, value)
 
 
 def _is_neutral(name: str, value: object) -> bool:
@@ -154,20 +127,18 @@ def _is_neutral(name: str, value: object) -> bool:
 
 def _truncated(parameter: Parameter, config: RolloutCorrConfig) -> str:
     """What truncated sampling does to the ratios, and to the criteria of this configuration."""
-    kept = float(parameter.value) if parameter.name == "top_p" and isinstance(parameter.value, int | float) else None
-    known = kept is not None and 0 < kept < 1
-    size = (
-        f"here S lies in [{kept:g}, 1], so that -log S is at most {-math.log(kept):.3g}"
-        if known and kept
-        else ("how small S is, depends on the model; `kl` at lag 0 shows its mean")
-    )
-    lost = [f"rollout_corr.reject.{name} (lower {lower:g})" for name, lower in _rejecting(config, kept if known else 0)]
-    verdict = (
-        f"{listed(lost, 'and')} rejects a response whose S lies below it, which with a band this narrow is "
-        "practically every response"
-        if lost
-        else "no criterion here has a lower bound that this alone would break on every response"
-    )
+    value = parameter.value
+    kept = float(value) if parameter.name == "top_p" and isinstance(value, int | float) and 0 < value < 1 else None
+    size = "how small S is depends on the model (`kl` at lag 0 shows the mean of -log S)"
+    if kept is not None:
+        size = f"here S lies in [{kept:g}, 1], so that -log S is at most {-math.log(kept):.3g}"
+    lost = [f"rollout_corr.reject.{name} (lower {lower:g})" for name, lower in _rejecting(config, kept or 0.5)]
+    verdict = "no criterion here has a lower bound that this alone would break on every response"
+    if lost:
+        verdict = (
+            f"{listed(lost, 'and')} rejects a response whose S lies below it, which with a band this narrow is "
+            "practically every response"
+        )
     return (
         f"the engine renormalises over the tokens that it may sample, with mass S, and the trainer over all tokens, so "
         f"that at equal weights every ratio is S instead of 1 and every log-ratio is off by -log S; {size}; {verdict}. "
@@ -175,7 +146,7 @@ def _truncated(parameter: Parameter, config: RolloutCorrConfig) -> str:
     )
 
 
-def _rejecting(config: RolloutCorrConfig, kept: float | None) -> Iterator[tuple[str, float]]:
+def _rejecting(config: RolloutCorrConfig, kept: float) -> Iterator[tuple[str, float]]:
     """The criteria whose lower bound truncated sampling alone can break: bounds on a ratio, or on a product or mean of
     ratios.
     """
@@ -184,5 +155,5 @@ def _rejecting(config: RolloutCorrConfig, kept: float | None) -> Iterator[tuple[
         if criterion.stat is not Stat.K1 or lower is None or criterion.agg is Agg.MAX:
             continue
         product = criterion.agg is Agg.SUM and criterion.scope in (Scope.TURN, Scope.SEQ)
-        if product or lower > (kept or 0.5):
+        if product or lower > kept:
             yield criterion.name, lower

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from verl_rollout_corr.configuration.hints import HINTS
+from verl_rollout_corr.configuration.hints import CRITERIA, HINTS, LEVELS
+from verl_rollout_corr.configuration.node import listed
 from verl_rollout_corr.configuration.parser import parse, to_mapping
 from verl_rollout_corr.errors import ConfigError
 
@@ -47,15 +48,11 @@ class Settings:
         lower, upper = defaults or (None, None)
         return self.number(name.format(ends[0]), lower), self.number(name.format(ends[1]), upper)
 
-    def band(self, name: str, default: str = "") -> tuple[float | None, float | None]:
-        """Two bounds that are one setting."""
-        return _band(self.text(name, default))
-
     def word(self, name: str, words: Collection[str], default: str = "") -> str:
         """The word of a setting: ours where `words` says what ours is; empty where nothing is set."""
         text = self.text(name, default).lower()
         if text and text not in words:
-            raise ConfigError(f"{name} is {text!r}: it is none of {', '.join(words)}.")
+            raise ConfigError(f"{name} is {text!r}: it is not one of its words there. Write {listed([*words])}.")
         return cast("Mapping[str, str]", words)[text] if text and isinstance(words, Mapping) else text
 
 
@@ -79,15 +76,10 @@ class Draft:
     def drop(
         self, criterion: str, lower: float | None = None, upper: float | None = None, when: str | None = None
     ) -> None:
-        """One criterion; a bound that is there already stays where none is given."""
-        entry = self.reject.setdefault(criterion, {"lower": None, "upper": None, "when": when})
-        entry["lower"] = entry["lower"] if lower is None else lower
-        entry["upper"] = entry["upper"] if upper is None else upper
-
-    def drop_if_set(self, criterion: str, lower: float | None, upper: float | None, when: str | None = None) -> None:
-        """The same, but only if a bound is set: the criterion is off by default there."""
-        if lower is not None or upper is not None:
-            self.drop(criterion, lower, upper, when)
+        """One criterion, if a bound is set: without one it is off there. A bound that is there already stays."""
+        if (lower, upper) != (None, None):
+            given = {"lower": lower, "upper": upper, "when": when}
+            self.reject.setdefault(criterion, {}).update({key: x for key, x in given.items() if x is not None})
 
     def drop_negative_drift(self, delta: float | None) -> None:
         """Off-policy sequence masking with this delta."""
@@ -122,7 +114,9 @@ def translate(peer: str, settings: Mapping[str, str], presets: Mapping[str, Mapp
     """
     rule = PEERS.get(peer.lower().replace("_", "-"))
     if rule is None:
-        raise ConfigError(f"--from is {peer!r}. Write one of {', '.join(sorted(PEERS))}.")
+        raise ConfigError(
+            f"--from is {peer!r}: it is not a framework that is known here. Write {listed(sorted(PEERS))}."
+        )
     unread, draft = Settings(settings), Draft()
     rule(unread, draft)
     for name in unread.left:
@@ -163,11 +157,14 @@ def _inverse(bound: float | None) -> float | None:
     return round(1 / bound, 6) if bound else None
 
 
-_LEVELS = {"token": "token", "sequence": "seq_sum"}
+_TOKEN_OR_SEQUENCE = {"token": "token", "sequence": LEVELS["sequence"]}
+_LEVELS = {**_TOKEN_OR_SEQUENCE, "geometric": LEVELS["geometric"]}
 _MODES = {
-    f"{level}_{outside}": f"{ours} {outside}" for level, ours in _LEVELS.items() for outside in ("truncate", "mask")
+    f"{level}_{outside}": f"{ours} {outside}"
+    for level, ours in _TOKEN_OR_SEQUENCE.items()
+    for outside in ("truncate", "mask")
 }
-_K1 = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+_K1 = {level: CRITERIA[level] for level in _LEVELS}
 _LOW_HIGH = ("low", "high")
 
 
@@ -175,8 +172,8 @@ def _verl(settings: Settings, draft: Draft) -> None:
     draft.mode = "bypass" if settings.yes("bypass_mode") else "decoupled"
     loss = settings.word("loss_type", ("ppo_clip", "reinforce"), "ppo_clip")
     draft.loss = loss if draft.mode == "bypass" else "ppo_clip"
-    level = settings.word("rollout_is", {**_LEVELS, "geometric": "seq_mean"})
-    lower, upper = settings.band("rollout_is_threshold", "2.0")
+    level = settings.word("rollout_is", _LEVELS)
+    lower, upper = _band(settings.text("rollout_is_threshold", "2.0"))
     normalize = settings.yes("rollout_is_batch_normalize")
     if level and draft.mode == "bypass" and draft.loss == "ppo_clip":
         draft.unsaid.append("rollout_is in bypass mode with ppo_clip: PPO's ratio is the weight already")
@@ -235,7 +232,7 @@ def _by_kind(draft: Draft, kind: str, level: str, lower: float | None, upper: fl
     """The three corrections that OpenRLHF and NeMo-RL have: tis, icepop, seq-mask-tis."""
     if kind == "seq-mask-tis":
         draft.weigh("token")
-        draft.drop("seq_mean_k1", lower, upper)
+        draft.reject["seq_mean_k1"] = {"lower": lower, "upper": upper}  # the parser wants a bound
     else:
         draft.weigh(level, lower, upper, "mask" if kind == "icepop" else "truncate")
 
@@ -245,7 +242,7 @@ _KINDS = ("tis", "icepop", "seq-mask-tis")
 
 def _openrlhf(settings: Settings, draft: Draft) -> None:
     kind = settings.word("vllm_is_correction_type", _KINDS, "tis")
-    bounds = settings.band("vllm_is_truncated_threshold", "0.5 5")
+    bounds = _band(settings.text("vllm_is_truncated_threshold", "0.5 5"))
     if settings.yes("enable_vllm_is_correction"):
         _by_kind(draft, kind, "token", *bounds)
 
@@ -266,7 +263,7 @@ def _nemo(settings: Settings, draft: Draft) -> None:
 
 def _slime(settings: Settings, draft: Draft) -> None:
     weighs = settings.yes("use_tis")
-    level = settings.word("tis_level", {**_LEVELS, "geometric": "seq_mean"}, "token")
+    level = settings.word("tis_level", _LEVELS, "token")
     outside = settings.word("tis_mode", {"truncate": "truncate", "clip": "truncate", "mask": "mask"}, "truncate")
     old_names = settings.numbers("tis_clip{}", ("_low", ""), None, 2.0)
     lower, upper = settings.numbers("tis_{}_bound", ("lower", "upper"), *old_names)
@@ -280,7 +277,7 @@ def _slime(settings: Settings, draft: Draft) -> None:
     veto = settings.number("rs_veto_threshold")
     if settings.yes("use_rs"):
         draft.drop(criterion, *band)
-        draft.drop_if_set("seq_max_k1", veto, None)
+        draft.drop("seq_max_k1", veto, None)
         if not weighs:
             draft.differs.append("use_rs without use_tis does nothing there; here the criterion rejects")
     if settings.yes("use_opsm"):
@@ -290,7 +287,7 @@ def _slime(settings: Settings, draft: Draft) -> None:
 
 
 def _skyrl(settings: Settings, draft: Draft) -> None:
-    level = settings.word("tis_ratio_type", _LEVELS)
+    level = settings.word("tis_ratio_type", _TOKEN_OR_SEQUENCE)
     caps = {
         "token": settings.number("token_tis_ratio_clip_high", 2.0),
         "seq_sum": settings.number("sequence_tis_ratio_clip_high", 5.0),
@@ -304,8 +301,8 @@ def _skyrl(settings: Settings, draft: Draft) -> None:
     }
     if criterion:
         draft.drop(criterion, *bands[criterion])
-    draft.drop_if_set("seq_max_k1", *settings.numbers("outlier_token_is_threshold_{}", _LOW_HIGH))
-    draft.drop_if_set("token_k1", *settings.numbers("token_mask_is_threshold_{}", _LOW_HIGH))
+    draft.drop("seq_max_k1", *settings.numbers("outlier_token_is_threshold_{}", _LOW_HIGH))
+    draft.drop("token_k1", *settings.numbers("token_mask_is_threshold_{}", _LOW_HIGH))
     kind = settings.word("dppo_type", ("tv", "kl", "binary_tv", "binary_kl"))
     if kind:
         draft.mode, draft.loss = "bypass", "reinforce"
@@ -318,14 +315,14 @@ def _prime(settings: Settings, draft: Draft) -> None:
     draft.mode, draft.loss = "bypass", "reinforce"
     draft.weigh("token")
     low, high = settings.numbers("dppo_mask_{}", _LOW_HIGH)
-    draft.drop_if_set("token_tv", None, low if high is None else high, "outward")
+    draft.drop("token_tv", None, low if high is None else high, "outward")
     if low != high:
         draft.differs.append("dppo_mask_low and dppo_mask_high are one bound here; the one for A > 0 is taken")
     low, high = settings.numbers("ipo_mask_{}", _LOW_HIGH)
-    draft.drop_if_set("token_tv", None, low if high is None else high)
+    draft.drop("token_tv", None, low if high is None else high)
     for prefix, name in (("token", "token_k1"), ("sequence", "seq_max_k1"), ("geo", "seq_mean_k1")):
         low, high = settings.numbers(prefix + "_mask_{}", _LOW_HIGH)
-        draft.drop_if_set(name, low or None, high)
+        draft.drop(name, low or None, high)
     lag = settings.number("max_off_policy_steps")
     if lag is not None:
         draft.drop("lag", upper=int(lag))
@@ -361,7 +358,7 @@ def _areal(settings: Settings, draft: Draft) -> None:
 
 
 def _roll(settings: Settings, draft: Draft) -> None:
-    level = settings.word("weight_type", {**_LEVELS, "segment": "turn_mean", "geometric": "seq_mean"})
+    level = settings.word("weight_type", {**_LEVELS, "segment": "turn_mean"})
     upper = settings.number("upper_bound", 1.2)
     if level:
         draft.weigh(level, upper=upper)

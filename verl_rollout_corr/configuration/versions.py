@@ -78,7 +78,7 @@ def describe_verl(verl: Verl) -> str:
 
 
 def untested_is_allowed() -> bool:
-    """Whether the user takes another version of verl on their own risk. Raises HookError if the value is not 0 or 1."""
+    """Whether the user takes another version of verl at their own risk. Raises HookError if the value is not 0 or 1."""
     text = os.environ.get(UNTESTED, "").strip()
     if text not in ("", "0", "1"):
         raise HookError(f"rollout_corr: {UNTESTED}={text!r}: expected 1 or 0")
@@ -96,7 +96,7 @@ def check_version() -> Verl:
     if not verl.untested or (untested_is_allowed() and reason is None):
         return verl
     because = f": {reason}" if reason else ""
-    otherwise = "" if reason else f" {UNTESTED}=1 allows it on your own risk, if every patch fits it."
+    otherwise = "" if reason else f" {UNTESTED}=1 allows it at your own risk, if every patch fits it."
     raise HookError(
         f"rollout_corr: found {describe_verl(verl)}{because}; supported: {', '.join(SUPPORTED_VERL)}. Install a "
         f"supported verl, or a verl-rollout-corr that supports this one.{otherwise} Without +rollout_corr verl runs as "

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
+from hydra._internal.defaults_list import DefaultsList
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.default_element import ResultDefault
+from hydra.core.default_element import ConfigDefault, DefaultsTreeNode, GroupDefault, InputDefault, ResultDefault
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -28,12 +29,8 @@ BASE = "rollout_corr_base"
 _PACKAGE = "verl_rollout_corr.conf"
 _GROUP = "rollout_corr/"
 _OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
-_OPTIONAL = re.compile(r"^\s*-\s*optional\s+(override\s+)?/?rollout_corr\s*:\s*(\[(?P<names>[^\]]*)\])?", re.MULTILINE)
-_CHOSEN = re.compile(r"rollout_corr=\[(?P<names>[^\]]*)\]")
-_SWEPT = re.compile(r"[,()\s]+")
-_BEFORE_VALUE = re.compile(r":(?=\S)")
+_SCALAR = re.compile(r"[^\s,:(){}\[\]'\"]+")
 _BOUNDS = ("lower", "upper")
-_IN_ANOTHER_BASE = re.compile(r"[+-]?(0[0-9]+(\.[0-9]*)?|0[xob][0-9a-fA-F]+|[0-9]+(:[0-9]+)+(\.[0-9]*)?)")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -56,13 +53,20 @@ class Document:
         """Whether it is an option of the group `rollout_corr`."""
         return self.name.startswith(_GROUP)
 
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether it is a preset, or what presets include, and Hydra put it where nothing reads it."""
+        # A user's preset without a `# @package` line is composed into the group's package, which is right, too.
+        allowed = ("", "rollout_corr") if self.is_preset else ("",)
+        return (self.is_preset or self.name == BASE) and self.package not in allowed
+
     def scalars(self) -> dict[str, str]:
         """Dotted key and text of every scalar; the text of a list is empty."""
         return dict(_walk(_parsed(self.text), self.package)) if self.text else {}
 
 
-def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, ...]:
-    """The documents that Hydra composed, in the order in which it merged them.
+def defaults_of(loader: ConfigLoader, hydra: DictConfig) -> DefaultsList:
+    """The defaults lists of a run, as Hydra has read them.
 
     Args:
         loader: Hydra's loader.
@@ -70,13 +74,16 @@ def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, .
     """
     # Overrides of `hydra` itself are a separate list; `hydra.searchpath` in it says where the user's presets are.
     overrides = [*hydra.overrides.hydra, *hydra.overrides.task]
-    defaults = loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN).defaults
+    return loader.compute_defaults_list(hydra.job.config_name, overrides, RunMode.RUN)
+
+
+def read_documents(defaults: DefaultsList, sources: Sequence[Any]) -> tuple[Document, ...]:
+    """The documents that Hydra composed from these places, in the order in which it merged them."""
     # Hydra takes `k3_rs.yaml` for `k3_rs`.
     found: dict[str, ResultDefault] = {}
-    for default in defaults:
+    for default in defaults.defaults:
         if default.config_path:
             found.setdefault(default.config_path.removesuffix(".yaml"), default)
-    sources = list(hydra.runtime.config_sources)
     documents: list[Document] = []
     for name, default in found.items():
         texts = list(_texts(sources, name))
@@ -86,23 +93,34 @@ def read_documents(loader: ConfigLoader, hydra: DictConfig) -> tuple[Document, .
     return tuple(documents)
 
 
+def left_out(tree: DefaultsTreeNode | InputDefault) -> Iterator[tuple[str, str]]:
+    """Group and name of each optional document that does not exist: Hydra leaves it out without a word."""
+    node, children = (tree.node, tree.children or ()) if isinstance(tree, DefaultsTreeNode) else (tree, ())
+    if isinstance(node, GroupDefault | ConfigDefault) and node.deleted and node.optional:
+        group, _, name = node.get_config_path().rpartition("/")
+        yield group, name
+    for child in children:
+        yield from left_out(child)
+
+
 def override_messages(overrides: Iterable[str]) -> Iterator[str]:
     """Messages about overrides of `rollout_corr.*` that Hydra reads differently than they look: two numbers as one, and
     `{}`.
     """
-    for override in overrides:
-        match = _OVERRIDE.fullmatch(override.strip())
-        if match is None:
-            continue
+    for match in filter(None, (_OVERRIDE.fullmatch(override.strip()) for override in overrides)):
         key, value = match["key"], match["value"].strip()
         if re.fullmatch(r"\{\s*\}", value):
             yield (
                 f"{key} is {value} on the command line: Hydra merges it into what is there, so that it takes nothing "
                 f"away. Write ~{key}{'.<criterion>' if key == 'rollout_corr.reject' else ''} to delete."
             )
-        pairs = _in_braces(value, key) if value.startswith("{") else [(key, text) for text in _SWEPT.split(value)]
-        for inner_key, text in pairs:
-            yield from _two_bounds(inner_key, text.strip("'\""), "on the command line")
+        for text in _SCALAR.findall(value):  # one, those of a sweep, or those of a mapping
+            pair = two_bounds(text)
+            if pair is not None and value.startswith("{"):
+                two = f"lower: {pair[0]}, upper: {pair[1]}"
+                yield f"{key} contains {text} on the command line: Hydra reads it as one number. Write {two}."
+            else:
+                yield from _two_bounds(key, text, "on the command line")
 
 
 def document_messages(documents: Iterable[Document]) -> Iterator[str]:
@@ -110,9 +128,7 @@ def document_messages(documents: Iterable[Document]) -> Iterator[str]:
     than the user's, or puts where nothing reads it.
     """
     for document in documents:
-        # A user's preset without a `# @package` line is composed into the group's package, which is right, too.
-        allowed = ("", "rollout_corr") if document.is_preset else ("",)
-        if (document.is_preset or document.name == BASE) and document.package not in allowed:
+        if document.is_misplaced:
             yield (
                 f"{document.name}@{document.package} puts the preset's values below {document.package}, where nothing "
                 f"reads them. Leave @{document.package} out."
@@ -141,39 +157,11 @@ def preset_names(documents: Iterable[Document]) -> list[str]:
     return [document.name.removeprefix(_GROUP) for document in documents if document.is_preset]
 
 
-def optional_presets(documents: Iterable[Document], overrides: Iterable[str]) -> list[str]:
-    """The presets in lists of defaults that are optional, as in `- optional rollout_corr: [k3_rs, token_is]`, or those
-    that an override has put in their place.
-    """
-    optional = [match for document in documents for match in _OPTIONAL.finditer(document.text)]
-    chosen = [match for match in map(_CHOSEN.fullmatch, overrides) if match is not None]
-    names = [re.split(r"[\s,]+", match["names"] or "") for match in (chosen[-1:] if optional else []) or optional]
-    return [name.strip("'\"") for listed in names for name in listed if name]
-
-
-def own_files(documents: Iterable[Document]) -> Iterator[str]:
-    """A line for each preset of the user's that replaces a preset of the package with the same name."""
-    for document in documents:
-        if document.is_preset and f"pkg://{_PACKAGE}" in document.places[1:]:
-            name = document.name.removeprefix(_GROUP)
-            yield f"{name} is {document.name}.yaml of {document.places[0]}, and not the preset of the package"
-
-
-def _in_braces(text: str, path: str) -> Iterator[tuple[str, str]]:
-    """The scalars of a mapping on the command line, where Hydra does not require a space after a colon."""
-    try:
-        yield from _walk(_parsed(_BEFORE_VALUE.sub(": ", text)), path)
-    except yaml.YAMLError:  # Hydra's own message is about the whole of it
-        return
-
-
 def _two_bounds(key: str, text: str, origin: str) -> Iterator[str]:
     parent, _, last = key.rpartition(".")
     pair = two_bounds(text) if last in _BOUNDS else None
     if pair is not None:
         yield f"{key} is {text} {origin}: {two_bounds_instead(parent, pair)}"
-    elif last in _BOUNDS and _IN_ANOTHER_BASE.fullmatch(text):
-        yield f"{key} is {text} {origin}: YAML does not read that as a decimal number. Write one, as in 2.0."
 
 
 def _texts(sources: Iterable[Any], name: str) -> Iterator[tuple[str, str]]:
