@@ -46,6 +46,26 @@ def test_forms(tmp_path: Path) -> None:
     assert "flag" not in series and "note" not in series
 
 
+def test_a_line_that_came_in_pieces_is_read_as_one(tmp_path: Path) -> None:
+    """Ray copies a long line in pieces, and cuts names and numbers."""
+    who = "\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m "
+    rest = " - ".join(f"actor/number_{number}:{number}.5" for number in range(6))
+    path = written(
+        tmp_path,
+        f"{who}step:1 - rollout_corr/kl:0.2 - rollout_corr/k3_kl:0.1",
+        "\x1b[36m(Worker pid=8)\x1b[0m " + rest.replace("number", "other"),
+        f"{who}a sentence between the two: 1",
+        f"{who}25 - rollout_corr/{rest}",
+        f"{who}step:2 - rollout_corr/kl:0.3",
+    )
+    series = read_log(path)
+    assert series["rollout_corr/k3_kl"] == {1: 0.125}
+    assert series["rollout_corr/actor/number_0"] == {1: 0.5}
+    assert series["actor/number_5"] == {1: 5.5}
+    assert series["rollout_corr/kl"] == {1: 0.2, 2: 0.3}
+    assert not any("other" in name for name in series)
+
+
 def test_a_log_without_metrics(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="has no metrics of a run"):
         diagnose_log(written(tmp_path, "hello", "\x00\xff"))

@@ -26,6 +26,8 @@ MAX_LINE = 1 << 20
 """The most characters that are read of a line."""
 MAX_LINES = 1 << 20
 """The most lines with metrics that are read."""
+MAX_PIECES = 8
+"""The most pieces of one line of metrics that are put together."""
 MAX_STEP = 10**15
 """Steps are below this."""
 
@@ -58,6 +60,7 @@ ALIKE: dict[str, tuple[str, ...]] = {
 # A name starts behind a space, and a number has one way to be read: no line takes more than linear time.
 _PAIR = re.compile(r"(?<!\S)([^\s:]+):(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?=\s|$)", re.IGNORECASE)
 _STEP = re.compile(r"\bstep:(\d{1,15})\s+-\s")
+_SPEAKER = re.compile(r"(?:\x1b\[\d*m)?(\(\w{1,99} [^()]{0,99}pid=\d{1,20}[^()]{0,99}\))(?:\x1b\[\d*m)? ?")
 _NUMPY = re.compile(r"np\.\w+\(([^()]*)\)")
 
 
@@ -87,10 +90,10 @@ def read_log(path: str | Path) -> dict[str, dict[int, float]]:
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     with open(path, encoding="utf-8", errors="replace") as file:
-        number = 0
+        number, console = 0, _Console()
         while line := file.readline(MAX_LINE):
             number += 1
-            found = _of_json(line, number) if line.lstrip().startswith("{") else _of_console(line)
+            found = _of_json(line, number) if line.lstrip().startswith("{") else console.read(line)
             if found is not None and found[1]:
                 yield found
 
@@ -117,12 +120,32 @@ def _number(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _of_console(line: str) -> tuple[int, dict[str, float]] | None:
-    step = _STEP.search(line)
-    if step is None:
-        return None
-    pairs = _PAIR.findall(_NUMPY.sub(r"\1", line[step.end() :]))
-    return int(step.group(1)), {name: float(value) for name, value in pairs}
+class _Console:
+    """Reads verl's lines of metrics. Ray copies what a process writes, and may copy a long line in pieces, each with
+    the process named before it and with other lines between them: a piece is read with what came before it.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[int, str, int]] = {}
+
+    def read(self, line: str) -> tuple[int, dict[str, float]] | None:
+        named = _SPEAKER.match(line)
+        speaker, text = (named[1], line[named.end() :].rstrip("\r\n")) if named else ("", line)
+        start = _STEP.search(text)
+        if start is not None:
+            step, text, pieces = int(start[1]), text[start.end() :], 1
+        elif speaker in self._begun and self._begun[speaker][2] < MAX_PIECES and len(_pairs(text)) > 3:
+            step, before, pieces = self._begun[speaker]
+            text, pieces = (before + text)[:MAX_LINE], pieces + 1
+        else:
+            return None
+        if named:
+            self._begun = {speaker: (step, text, pieces)}  # one process writes metrics
+        return step, _pairs(text)
+
+
+def _pairs(text: str) -> dict[str, float]:
+    return {name: float(value) for name, value in _PAIR.findall(_NUMPY.sub(r"\1", text))}
 
 
 def diagnose_log(path: str | Path) -> Diagnosis:
