@@ -194,7 +194,7 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
     (
         "0.5_5 of a distance",
         _criterion("seq_mean_k3", upper="0.5_5"),
-        ("seq_mean_k3 has an upper one only. Write rollout_corr.reject.seq_mean_k3.upper=5",),
+        ("seq_mean_k3 has no lower one. Write rollout_corr.reject.seq_mean_k3.upper=5",),
     ),
     ("number as text", _weights(upper="0.02"), ("weights.upper is '0.02'", "Write 0.02 without quotes")),
     ("word as bound", _weights(upper="abc"), ("weights.upper is 'abc'", "a bound is a finite number")),

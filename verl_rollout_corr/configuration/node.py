@@ -176,7 +176,7 @@ def two_bounds_instead(path: str, pair: tuple[str, str]) -> str:
     lower, upper = f"{path}.lower={pair[0]}", f"{path}.upper={pair[1]}"
     name = path.rpartition(".")[2]
     if name in CRITERION_NAMES and not takes_lower_bound(name):
-        return f"two numbers in one are not read as two bounds, and {name} has an upper one only. Write {upper}."
+        return f"two numbers in one are not read as two bounds, and {name} has no lower one. Write {upper}."
     return f"two numbers in one are not read as two bounds. Write {lower} and {upper}."
 
 
