@@ -98,7 +98,7 @@ def test_the_order_of_the_page() -> None:
 
 
 def test_the_advice_is_about_what_is_to_be_changed() -> None:
-    from verl_rollout_corr.diagnosis.gross import finding
+    from verl_rollout_corr.diagnosis.explained import finding
     from verl_rollout_corr.report.assemble import _advice, level_of
 
     stale, precision = finding("stale", 0.6, 0.9, ()), finding("low_precision", 0.4, 0.7, ())

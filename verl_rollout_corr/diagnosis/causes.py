@@ -36,6 +36,18 @@ CAUSES: dict[str, Cause] = {
             "actor_rollout_ref.rollout.calculate_log_probs=true, and look for a default value in the agent loop.",
         ),
         Cause(
+            "units",
+            "numbers that are not the natural log-prob of one token",
+            "Convert the numbers where the engine's answer is read. A log-prob is the natural logarithm of one token's "
+            "probability: at most 0, one per token. Multiply base 2 by 0.6931, and base 10 by 2.3026.",
+        ),
+        Cause(
+            "other_token",
+            "log-probs of another token than the sampled one",
+            "Look the log-prob up under the id of the sampled token. Engines list the likeliest tokens first, and the "
+            "sampled token may be elsewhere in the list.",
+        ),
+        Cause(
             "shift",
             "log-probs shifted against the tokens",
             "One side's log-probs belong to the neighbouring token: compare logits[t] with token t + 1 once, and look "
@@ -99,7 +111,14 @@ CAUSES: dict[str, Cause] = {
             "position",
             "a mismatch that grows with the position",
             "Compare the rotary tables of both sides: inverse frequencies have to be computed and kept in float32 "
-            "(rounded to BF16 the angle is off by position x 2^-9), with the same scaling.",
+            "(rounded to BF16 the angle is off by position x 2^-9), with the same scaling. Compare the attention "
+            "window and the format of the key-value cache too.",
+        ),
+        Cause(
+            "boundary",
+            "the first or last token of each response or turn",
+            "Print the ids around this place on both sides. Often one side has a token more or less before it (BOS, "
+            "the end of the chat template, padding), or scores a token that the framework appended.",
         ),
         Cause(
             "outliers",

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from verl_rollout_corr.diagnosis import gross, places, sampler
+from verl_rollout_corr.diagnosis import places, sampler
 from verl_rollout_corr.diagnosis.causes import ALARMS, CAUSES
+from verl_rollout_corr.diagnosis.contexts import other_token
+from verl_rollout_corr.diagnosis.explained import Explained, finding, not_found
 from verl_rollout_corr.diagnosis.gathering import Gathered, Progress, Spread, gathered
-from verl_rollout_corr.diagnosis.gross import finding
+from verl_rollout_corr.diagnosis.misplaced import misplaced
+from verl_rollout_corr.diagnosis.missing import missing, padding_in_mask
+from verl_rollout_corr.diagnosis.other_model import unrelated
 from verl_rollout_corr.diagnosis.precision import by_format, by_precision
+from verl_rollout_corr.diagnosis.realigned import partly_moved
 from verl_rollout_corr.diagnosis.records import Checked, Diagnosis, Finding, Size
 from verl_rollout_corr.diagnosis.sample import CAPACITY, Sample
 from verl_rollout_corr.diagnosis.size import Measured
+from verl_rollout_corr.diagnosis.units import other_units
 from verl_rollout_corr.diagnosis.view import View
 from verl_rollout_corr.dumps.reader import Dump, open_dump
+
+_OF_OTHERS = ("shift", "permuted", "not_loaded")
+"""Faults of rows that have log-probs which are not theirs."""
 
 
 def diagnose(
@@ -60,42 +70,23 @@ def causes_of(
 ) -> tuple[tuple[Finding, ...], tuple[Checked, ...]]:
     """Every cause found, most important first, and what speaks against the others."""
     everything = View.of(sample)
-    found: list[Finding] = []
-    against: list[Checked] = []
-
-    def take(parts: list[gross.Explained], view: View) -> View:
-        left = np.ones(len(view), bool)
-        for part in parts:
-            left &= ~part.tokens
-            found.extend([part.finding] if part.finding else [])
-            against.extend(part.checked)
-        return view.where(left)
-
-    # Misplaced rows come first: beside another row's token, the 0.0 of a certain token looks like a missing log-prob.
-    usable = np.flatnonzero(everything.usable)
-    moved = gross.misplaced(everything.where(everything.usable))
-    left = np.ones(len(everything), bool)
-    for one in moved:
-        left[usable[one.tokens]] = False
-    take(moved, everything.where(everything.usable))
-    view = everything.where(left)
-    view = take([*gross.missing(view), gross.padding_in_mask(view)], view)
-    view = view.where(view.usable)
-    view = take([gross.unrelated(view, len(everything))], view)
-    # A row with the log-probs of a very similar row differs from it in a few tokens only.
-    mixed = any(one.finding for one in moved)
-    fine, excluded = _fine(view, few=not mixed) if len(view) >= 200 else ([], [])
-    found.extend(fine)
+    found, against, view = _faults(everything)
+    whole = len(view) > 0.5 * len(everything) and not any(one.cause in _OF_OTHERS for one in found)
+    part = view.energy / everything.energy if everything.energy else 1.0
+    fine, excluded = _fine(view, whole=whole) if len(view) >= max(200, 0.1 * len(everything)) else ([], [])
+    found.extend(replace(one, share=one.share * part) for one in fine)
     against.extend(excluded)
     if steps is not None:
         drift = places.by_step(*steps)
-        _sort([drift], found, against)
+        # Another model from some step on is not a drift.
+        if not any(one.cause == "not_loaded" for one in found):
+            _sort([drift], found, against)
         if isinstance(drift, Finding):
             # Under a drift, rows of later steps differ from those of earlier ones. That is not a second cause.
             found = [one for one in found if one.cause != "stale" or "apart" not in one.values]
     _sort([by_format(everything)], found, against)
     if len(view) >= 50:
-        _sort([by_precision(view, [one for one in fine if one.cause in ALARMS])], found, against)
+        _sort([by_precision(view, [one for one in fine if one.cause in ALARMS], part)], found, against)
     named = {one.cause for one in found}
     ordered = sorted(found, key=lambda one: (one.cause not in ALARMS, -one.share))
     unique: dict[str, Finding] = {}
@@ -105,23 +96,58 @@ def causes_of(
     return tuple(unique.values()), rest
 
 
-def _fine(view: View, *, few: bool) -> tuple[list[Finding], list[Checked]]:
-    """Causes that show in many tokens. Each is looked for in what the larger ones leave unexplained. `few`: whether a
-    few tokens that are far off are a cause of their own.
+def _faults(everything: View) -> tuple[list[Finding], list[Checked], View]:
+    """Outright faults, what speaks against the others, and the tokens that no fault explains."""
+    found: list[Finding] = []
+    against: list[Checked] = []
+
+    def take(parts: list[Explained], view: View) -> View:
+        left = np.ones(len(view), bool)
+        for part in parts:
+            left &= ~part.tokens
+            found.extend([part.finding] if part.finding else [])
+            against.extend(part.checked)
+        return view.where(left)
+
+    everything = take([other_units(everything)], everything)
+    # Misplaced rows come first: beside another row's token, the 0.0 of a certain token looks like a missing log-prob.
+    usable = np.flatnonzero(everything.usable)
+    moved = misplaced(everything.where(everything.usable))
+    left = np.ones(len(everything), bool)
+    for one in moved:
+        left[usable[one.tokens]] = False
+    take(moved, everything.where(everything.usable))
+    view = everything.where(left)
+    view = take([*missing(view), padding_in_mask(view)], view)
+    view = view.where(view.usable)
+    for detector in (other_token, partly_moved):
+        view = take([detector(view)], view)
+    return found, against, take([unrelated(view, len(everything))], view)
+
+
+def _fine(view: View, *, whole: bool) -> tuple[list[Finding], list[Checked]]:
+    """Causes that show in many tokens. Each is looked for in what the larger ones leave unexplained.
+
+    whole: whether no row is misplaced, and most tokens are left. Else some of what is left may be: a row with the
+    log-probs of a similar row, or with a short part that is moved, differs in some places without another cause.
     """
     found, against = sampler.detect(view)
     noise = places.Noise(view)
     named = {one.cause for one in found}
     # If a sampler changes the distribution, rows with flat contexts differ from others: then only known lags count.
-    verdicts: list[Finding | Checked] = [
-        places.by_lag(view, noise, only_known=bool(named)),
-        places.by_token(view, noise),
-    ]
     # A penalty grows with the number of earlier tokens, and truncation, temperature and masks make large ratios too.
-    if not named & {"penalty"}:
-        verdicts.append(places.by_position(view, noise))
+    growth = [] if named & {"penalty"} or not whole else [places.by_position(view, noise)]
+    # If the mismatch grows with the position, long rows have more of it than short ones. That is not a second cause.
+    even = replace(noise, by_position=True) if any(isinstance(one, Finding) for one in growth) else noise
+    verdicts: list[Finding | Checked] = [
+        places.by_lag(view, even, only_known=bool(named) or not whole),
+        places.by_token(view, noise),
+        *growth,
+    ]
+    if whole and not named and not any(isinstance(one, Finding) for one in verdicts):
+        verdicts.append(places.by_boundary(view, noise))
     if (
-        few
+        whole
         and not named & {"temperature", "truncation", "vocabulary", "penalty"}
         and not any(isinstance(one, Finding) for one in verdicts)
     ):
@@ -151,7 +177,7 @@ def _length(view: View) -> Finding | Checked:
         f"tokens; {small:.0%} of the products are beyond e^±2"
     )
     if small < 0.25:
-        return gross.not_found("length", said)
+        return not_found("length", said)
     return finding("length", 0.0, 1.0, (said,), {"median": typical, "deviation": spread, "fraction": small})
 
 

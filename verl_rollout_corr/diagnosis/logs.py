@@ -17,7 +17,7 @@ import numpy as np
 
 from verl_rollout_corr.diagnosis import places
 from verl_rollout_corr.diagnosis.causes import ALARMS
-from verl_rollout_corr.diagnosis.gross import finding, not_found
+from verl_rollout_corr.diagnosis.explained import finding, not_found
 from verl_rollout_corr.diagnosis.precision import BF16
 from verl_rollout_corr.diagnosis.records import Checked, Diagnosis, Finding
 from verl_rollout_corr.errors import RolloutCorrError

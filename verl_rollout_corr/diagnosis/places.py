@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from verl_rollout_corr.diagnosis.gross import finding, not_found
-from verl_rollout_corr.diagnosis.precision import BF16, typical
+from verl_rollout_corr.diagnosis.explained import finding, not_found
+from verl_rollout_corr.diagnosis.precision import BF16
 from verl_rollout_corr.diagnosis.records import Checked, Finding
-from verl_rollout_corr.diagnosis.sampler import hinges, residuals, winsorised
-from verl_rollout_corr.diagnosis.view import View
+from verl_rollout_corr.diagnosis.sampler import hinges, residuals, split, winsorised
+from verl_rollout_corr.diagnosis.view import View, typical
 
 _FEW, _BEHIND, _FALL = 5, 6, 4.0  # n >= 5 outliers, and how much smaller the |l| at 6n is
 
@@ -24,6 +24,7 @@ class Noise:
     """The residual of l after fitting a curve over the log-prob, and its square relative to equally likely tokens."""
 
     view: View
+    by_position: bool = False
 
     @cached_property
     def rest(self) -> np.ndarray:
@@ -45,10 +46,26 @@ class Noise:
         edges = np.unique(np.quantile(self.view.middle, np.linspace(0, 1, 21)[1:-1]))
         bins = np.searchsorted(edges, self.view.middle)
         size = np.abs(self.rest)
-        median = np.array(
-            [np.median(size[bins == key]) if (bins == key).any() else 1.0 for key in range(len(edges) + 1)]
-        )
-        return np.minimum(size / np.maximum(median[bins], 1e-12), 3.0)
+        size = size / np.maximum(_median_by(size, bins), 1e-12)
+        if self.by_position:
+            parts = np.searchsorted(
+                np.unique(np.quantile(self.view.position, np.linspace(0, 1, 17)[1:-1])),
+                self.view.position,
+                side="right",
+            )
+            typical_at = np.array(
+                [np.median(size[parts == part]) if (parts == part).any() else 1.0 for part in range(parts.max() + 1)]
+            )
+            size = size / np.maximum(typical_at[parts], 1e-12)
+        return np.minimum(size, 3.0)
+
+
+def _median_by(values: np.ndarray, bins: np.ndarray) -> np.ndarray:
+    """(N,) the median of the values of each one's bin."""
+    medians = np.ones(int(bins.max(initial=0)) + 1)
+    for key in np.unique(bins):
+        medians[key] = np.median(values[bins == key])
+    return medians[bins]
 
 
 def by_token(view: View, noise: Noise) -> Verdict:
@@ -126,6 +143,34 @@ def by_position(view: View, noise: Noise) -> Verdict:
     return finding("position", share, min(0.5 + growth / 20, 0.95), (said,), {"growth": growth})
 
 
+def by_boundary(view: View, noise: Noise) -> Verdict:
+    """A mismatch of the first, or the last, token of each response or turn."""
+    beginning = np.zeros(len(view.sample.batch), np.int64)
+    order = np.flatnonzero(view.sample.batch.mask)[::-1]
+    beginning[view.sample.row[order]] = view.sample.position[order]
+    first = view.position == beginning[view.row]
+    places = {"the first token of a response": first, "the last token of a response": view.last}
+    if view.turn_starts.sum() > 1.5 * first.sum():
+        places |= {"the first token of a turn": view.turn_starts, "the last token of a turn": view.turn_ends}
+    square = noise.rest**2
+    said = "the first and last tokens of responses and turns differ as much as others"
+    for name, tokens in places.items():
+        count = int(tokens.sum())
+        if count < 16 or tokens.mean() > 0.2:
+            continue
+        inside, outside = noise.size[tokens], noise.size[~tokens]
+        times = float(inside.mean() / outside.mean())
+        score = float((inside.mean() - outside.mean()) / (inside.std() / np.sqrt(count) + 1e-12))
+        share = float(square[tokens].sum() / max(square.sum(), 1e-300))
+        if times > 1.6 and score > 6 and share > 0.15 and share > 4 * tokens.mean():
+            evidence = (
+                f"{name} is {tokens.mean():.1%} of the tokens and has {share:.0%} of the mean square of l; its typical "
+                f"|l| is {times:.2g} times that of tokens as likely",
+            )
+            return finding("boundary", share, 0.9, evidence, {"times": times})
+    return not_found("boundary", said)
+
+
 def _quarters(values: np.ndarray) -> np.ndarray | None:
     edges = np.quantile(values, [0.25, 0.5, 0.75])
     if len(np.unique(edges)) < 3 or values.max() < 8:
@@ -153,7 +198,7 @@ def by_lag(view: View, noise: Noise, *, only_known: bool = False) -> Verdict:
     # Where the two sides are equal there is no size to take the log of.
     means, spread = np.maximum(means, 1e-300), np.maximum(spread, 1e-300)
     ordered = np.sort(np.log(means))
-    place, gap = _cut(ordered)
+    place, gap = split(ordered)
     apart = np.log(means) > ordered[place]
     tokens = np.isin(view.row, rows[apart])
     share = float((view.log_ratio[tokens] ** 2).sum() / max(view.energy, 1e-300))
@@ -164,6 +209,10 @@ def by_lag(view: View, noise: Noise, *, only_known: bool = False) -> Verdict:
     )
     # Rows that all claim lag 0 and differ may be of different texts: only a gap that texts do not make counts.
     least = 0.45 if fresh.all() else 0.28
+    # Rows of the trainer's own weights differ by precision alone. If no row does, the whole dump has another cause.
+    quiet = typical(view.log_ratio[~tokens]) if not tokens.all() else 0.0
+    if quiet > 2 * BF16:
+        return not_found("stale", f"{said}, and the others differ by {quiet:.2g}, more than weights of one version do")
     if gap < least or scatter < 2 or not 0.02 <= fraction <= 0.9 or share < 0.3 or apart.sum() < 3:
         return not_found("stale", said)
     values = {"fraction": fraction, "apart": float(np.exp(gap))}
@@ -194,15 +243,6 @@ def _split(values: np.ndarray, row: np.ndarray, rows: np.ndarray) -> list[np.nda
     starts = np.searchsorted(row, rows, side="left")
     stops = np.searchsorted(row, rows, side="right")
     return [values[start:stop] for start, stop in zip(starts, stops, strict=True)]
-
-
-def _cut(ordered: np.ndarray) -> tuple[int, float]:
-    """The best split of sorted values into two groups (least squares), and how far apart the means of the two are."""
-    total, count = np.cumsum(ordered), np.arange(1, len(ordered) + 1)
-    left = total[:-1] / count[:-1]
-    right = (total[-1] - total[:-1]) / (len(ordered) - count[:-1])
-    place = int(np.argmax(count[:-1] * (len(ordered) - count[:-1]) * (right - left) ** 2))
-    return place, float(right[place] - left[place])
 
 
 def by_step(steps: np.ndarray, sizes: np.ndarray) -> Verdict:

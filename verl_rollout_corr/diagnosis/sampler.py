@@ -16,12 +16,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_rollout_corr.diagnosis.gross import finding, not_found
+from verl_rollout_corr.diagnosis.explained import finding, not_found
 from verl_rollout_corr.diagnosis.records import Checked, Finding
-from verl_rollout_corr.diagnosis.view import View
+from verl_rollout_corr.diagnosis.view import View, typical
 
 LEAST_SHARE = 0.04
 """A cause that explains a smaller share of the mean square of l is not reported."""
+_SLOWEST = 0.25
+"""A temperature above its inverse, or a k below it, is not one that anybody sets: another fault looks like that."""
+_BENT = 0.5
+"""What a temperature leaves of l within contexts is noise, and not this large."""
+_NOISE = 0.003
+"""The mean square of l that BF16 makes: the bias of the instrument is this over the covariance that it divides by."""
 KNOTS = 6
 """Bends of the curve over the log-prob."""
 
@@ -34,11 +40,13 @@ class Estimate:
     error: float = float("inf")
 
 
-def within_contexts(view: View) -> tuple[Estimate, float]:
-    """K from different tokens in a shared context, and the share of the mean square within contexts it explains."""
+def within_contexts(view: View) -> tuple[Estimate, float, float]:
+    """K from different tokens in a shared context, the share of the mean square within contexts that it explains, and
+    the typical size of what it leaves there.
+    """
     context = view.context
     if context is None or not (context >= 0).any():
-        return Estimate(1.0), 0.0
+        return Estimate(1.0), 0.0, 0.0
     # A token that several rows drew in one context is one observation: its noise is the same in each.
     pairs = np.stack([context, view.ids if view.ids is not None else np.zeros_like(context)])
     _, once = np.unique(pairs, axis=1, return_index=True)
@@ -53,7 +61,7 @@ def within_contexts(view: View) -> tuple[Estimate, float]:
     apart = middle != 0
     ratio, middle = ratio[apart], middle[apart]
     if len(middle) < 12:
-        return Estimate(1.0), 0.0
+        return Estimate(1.0), 0.0, 0.0
     weights = np.ones_like(middle)
     slope = 0.0
     for _ in range(8):  # Huber's weights: the noise of BF16 has heavy tails
@@ -65,7 +73,7 @@ def within_contexts(view: View) -> tuple[Estimate, float]:
     # Twice the plain error: the parts of one context are not independent.
     error = 1.5 * float(np.sqrt((weights**2 * residual**2 * middle**2).sum()) / (weights * middle**2).sum())
     explained = 1 - float((weights * residual**2).sum() / max((weights * ratio**2).sum(), 1e-300))
-    return Estimate((2 - slope) / (2 + slope), error), explained
+    return Estimate((2 - slope) / (2 + slope), error), explained, typical(residual)
 
 
 def by_instrument(view: View) -> Estimate:
@@ -135,7 +143,7 @@ def measure(view: View) -> Sampler:
 
 
 def _temperature(view: View, mean: Estimate) -> Estimate:
-    pairs, _ = within_contexts(view)
+    pairs, _, _ = within_contexts(view)
     # The instrument is biased by noise where the effect is small: noise is then as large as what it looks for.
     if pairs.error < 0.01 or abs(mean.value - 1) > max(4 * mean.error, 0.01):
         return pairs
@@ -208,33 +216,86 @@ def _find_penalty(seen: Sampler) -> Finding | Checked:
 
 
 def _find_temperature(view: View, seen: Sampler) -> Finding | Checked:
-    k, (pairs, explained) = seen.k, within_contexts(view)
+    k, (pairs, explained, left) = seen.k, within_contexts(view)
     surely = abs(pairs.value - 1) > 5 * pairs.error and explained > 0.1
     # A penalty bends the curve too, through the likelihood of what came before: then only shared contexts tell.
     curved = seen.sign_changes and seen.by_middle > LEAST_SHARE and seen.earlier < 0.5 * seen.by_middle
-    tau = 1 / k.value if k.value > 0.05 else float("inf")
     said = f"log mu moves {k.value:.3f} (± {k.error:.3f}) as fast as log pi within a context"
-    if not (surely or curved):
+    if not (surely or curved) or not _SLOWEST < k.value < 1 / _SLOWEST:
         return not_found("temperature", said)
+    if left > _BENT and explained < 0.9:
+        return not_found("temperature", f"{said}, but differences within a context are off by {left:.2g} besides")
     if k.error == float("inf"):
-        k, tau = _rough(view), 1 / _rough(view).value
+        k = _rough(view, seen.mean_ratio)
         said = f"log mu moves about {k.value:.2f} as fast as log pi (no two rows share a context: a rough value)"
-    error = k.error / k.value**2
     share = max(seen.by_middle, explained if surely else 0.0)
+    part = _rows_of(view)
+    also: tuple[str, ...] = ()
+    rows = 1.0
+    if part is not None:
+        apart = view.where(part[view.row])
+        again = _temperature(apart, Estimate(float(apart.ratio.mean()), float(apart.ratio.std() / np.sqrt(len(apart)))))
+        k = again if again.error < float("inf") else _rough(apart, seen.mean_ratio)
+        rows = float(part.sum() / len(np.unique(view.row)))
+        also = (f"that is so in {rows:.0%} of the rows; in the others both sides have one temperature",)
+    tau, error = 1 / k.value, k.error / k.value**2
     evidence = (
         said,
         f"the engine samples at {tau:.3f} (± {error:.3f}) of the trainer's temperature",
+        *also,
         f"likely and unlikely tokens have ratios on opposite sides of 1 ({seen.by_middle:.0%} of the mean square)",
     )
-    return finding("temperature", share, 0.99 if surely else 0.9, evidence, {"temperature": tau, "error": error})
+    values = {"temperature": tau, "error": error, "rows": rows}
+    return finding("temperature", share, 0.99 if surely else 0.9, evidence, values)
 
 
-def _rough(view: View) -> Estimate:
-    """K if nothing better is known: the slope of the principal axis of log mu over log pi."""
+def _rough(view: View, mean: Estimate) -> Estimate:
+    """K if no two rows share a context: by the instrument, with what noise of BF16 may add to it. Where mu leaves
+    tokens out it is the slope of the principal axis, which is nearer to 1 than k, as contexts differ.
+    """
+    if abs(mean.value - 1) < max(4 * mean.error, 0.01):
+        found = by_instrument(view)
+        strength = abs(float(np.cov(view.ratio, view.train)[0, 1]))
+        return Estimate(found.value, float(np.hypot(found.error, _NOISE / max(strength, 1e-12))))
     covariance = np.cov(view.train, view.rollout)
     difference = covariance[1, 1] - covariance[0, 0]
-    slope = (difference + np.sqrt(difference**2 + 4 * covariance[0, 1] ** 2)) / (2 * covariance[0, 1])
-    return Estimate(float(slope), 0.1 * abs(float(slope) - 1) + 0.01)
+    slope = float((difference + np.sqrt(difference**2 + 4 * covariance[0, 1] ** 2)) / (2 * covariance[0, 1]))
+    return Estimate(slope, 3 * abs(slope - 1) + 0.01)
+
+
+def _rows_of(view: View) -> np.ndarray | None:
+    """(rows,) the rows with the temperature, if the others, at least a tenth, have none: by each row's slope of l."""
+    count = np.bincount(view.row, minlength=len(view.sample.batch))
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.bincount(view.row, values, len(count)) / np.maximum(count, 1)
+
+    x, y = mean(view.middle), mean(view.log_ratio)
+    spread = mean(view.middle**2) - x**2
+    slope = (mean(view.middle * view.log_ratio) - x * y) / np.maximum(spread, 1e-9)
+    enough = np.flatnonzero((count >= 12) & (spread > 0.05))
+    if len(enough) < 20:
+        return None
+    ordered = np.sort(slope[enough])
+    place, gap = split(ordered)
+    parts = ordered[: place + 1], ordered[place + 1 :]
+    none, some = sorted(parts, key=lambda part: abs(float(np.median(part))))
+    within = float(np.sqrt((none.var() * len(none) + some.var() * len(some)) / len(ordered)))
+    quiet = abs(float(np.median(none))) < 0.1 * abs(float(np.median(some))) and none.std() < 0.4 * gap
+    if min(len(none), len(some)) < 0.1 * len(ordered) or gap < 2.5 * within or not quiet:
+        return None
+    middle = (ordered[place] + ordered[place + 1]) / 2
+    above = bool(np.median(some) > middle)
+    return (slope > middle) == above
+
+
+def split(ordered: np.ndarray) -> tuple[int, float]:
+    """The best split of sorted values into two groups (least squares), and how far apart the means of the two are."""
+    total, count = np.cumsum(ordered), np.arange(1, len(ordered) + 1)
+    left = total[:-1] / count[:-1]
+    right = (total[-1] - total[:-1]) / (len(ordered) - count[:-1])
+    place = int(np.argmax(count[:-1] * (len(ordered) - count[:-1]) * (right - left) ** 2))
+    return place, float(right[place] - left[place])
 
 
 def _find_truncation(view: View, seen: Sampler) -> Finding | Checked:

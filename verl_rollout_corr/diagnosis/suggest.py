@@ -25,7 +25,10 @@ LEAST_ROWS = 200
 LEAST_BEYOND = 10
 """At least so many sequences must lie beyond a threshold; with fewer it is a guess."""
 
-BROKEN = ("sentinel", "zeros", "constant", "truncated_tail", "mask", "shift", "permuted", "not_loaded")
+BROKEN = (
+    "sentinel", "zeros", "constant", "truncated_tail", "mask",
+    "units", "other_token", "shift", "permuted", "not_loaded",
+)  # fmt: skip
 """Causes that leave no ratio to read a threshold off: the numbers are not those of the sampled tokens."""
 CLOSE = 0.05
 """A candidate may keep less than was asked for by this much."""

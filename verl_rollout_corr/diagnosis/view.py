@@ -14,6 +14,12 @@ MISSING = 20.0
 """The |l| of a token whose log-prob is not a number: the bound of every exponent."""
 
 
+def typical(values: np.ndarray) -> float:
+    """The root mean square without the largest percent."""
+    size = np.sort(np.abs(values))[: max(int(0.99 * len(values)), 1)]
+    return float(np.sqrt((size**2).mean()))
+
+
 @dataclass(frozen=True)
 class View:
     """Response tokens of a sample: `place` (N,) are their positions in it."""
@@ -98,6 +104,22 @@ class View:
             np.flatnonzero(self.sample.batch.mask)
         ]
         return self.position == ends[self.row]
+
+    @cached_property
+    def turn_starts(self) -> np.ndarray:
+        """Whether the token is the first of its turn."""
+        return self._turn_edges(0)
+
+    @cached_property
+    def turn_ends(self) -> np.ndarray:
+        """Whether the token is the last of its turn."""
+        return self._turn_edges(1)
+
+    def _turn_edges(self, which: int) -> np.ndarray:
+        mask, row = self.sample.batch.mask, self.sample.row
+        joined = np.zeros(len(mask) + 1, bool)  # joined[i]: positions i - 1 and i are of one turn
+        joined[1:-1] = mask[:-1] & mask[1:] & (row[:-1] == row[1:])
+        return (mask & ~(joined[:-1], joined[1:])[which])[self.place]
 
     @cached_property
     def earlier(self) -> np.ndarray | None:
