@@ -141,11 +141,16 @@ def _fine(view: View, *, whole: bool) -> tuple[list[Finding], list[Checked]]:
     even = replace(noise, by_position=True) if any(isinstance(one, Finding) for one in growth) else noise
     verdicts: list[Finding | Checked] = [
         places.by_lag(view, even, only_known=bool(named) or not whole),
-        places.by_token(view, noise),
         *growth,
     ]
+    one_id = places.by_token(view, noise)
     if whole and not named and not any(isinstance(one, Finding) for one in verdicts):
-        verdicts.append(places.by_boundary(view, noise))
+        edge = places.by_boundary(view, noise)
+        # Responses may begin or end with one id. The cause is the id unless the edge accounts for more.
+        if isinstance(edge, Finding) and isinstance(one_id, Finding):
+            edge, one_id = (edge, None) if edge.share > 1.5 * one_id.share else (None, one_id)
+        verdicts.extend([edge] if edge is not None else [])
+    verdicts.extend([one_id] if one_id is not None else [])
     if (
         whole
         and not named & {"temperature", "truncation", "vocabulary", "penalty"}
