@@ -13,7 +13,7 @@ from verl_rollout_corr.diagnosis.records import Checked, Finding
 from verl_rollout_corr.diagnosis.sampler import hinges, residuals, split, winsorised
 from verl_rollout_corr.diagnosis.view import View, typical
 
-_FEW, _BEHIND, _FALL = 5, 6, 3.4  # n >= 5 outliers, and how much smaller the |l| at 6n is
+_FEW, _BEHIND, _FALL = 5, 6, 3.5  # n >= 5 outliers, and how much smaller the |l| at 6n is
 
 Verdict = Finding | Checked
 """A cause that was found, or the evidence against it."""
@@ -163,7 +163,7 @@ def by_boundary(view: View, noise: Noise) -> Verdict:
         if count < 16 or tokens.mean() > 0.2:
             continue
         inside, outside = noise.size[tokens], noise.size[~tokens]
-        times = float(inside.mean() / outside.mean())
+        times = float(inside.mean() / max(float(outside.mean()), 1e-300))
         score = float((inside.mean() - outside.mean()) / (inside.std() / np.sqrt(count) + 1e-12))
         share = float(square[tokens].sum() / max(square.sum(), 1e-300))
         if times > 1.6 and score > 6 and share > 0.15 and share > 4 * tokens.mean():
@@ -217,7 +217,7 @@ def by_lag(view: View, noise: Noise, *, only_known: bool = False) -> Verdict:
     quiet = typical(view.log_ratio[~tokens]) if not tokens.all() else 0.0
     if quiet > 2 * BF16:
         return not_found("stale", f"{said}, and the others differ by {quiet:.2g}, more than weights of one version do")
-    if gap < least or scatter < 2 or not 0.02 <= fraction <= 0.9 or share < 0.3 or apart.sum() < 3:
+    if gap < least or scatter < 2 or not 0.02 <= fraction <= 0.8 or share < 0.3 or apart.sum() < 3:
         return not_found("stale", said)
     values = {"fraction": fraction, "apart": float(np.exp(gap))}
     return finding("stale", share, 0.85, (said, f"they hold {share:.0%} of the mean square of l"), values)
