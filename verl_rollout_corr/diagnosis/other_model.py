@@ -97,6 +97,9 @@ def _rows(view: View, train: np.ndarray, rollout: np.ndarray) -> tuple[np.ndarra
         return None
     if not _unlike(train[tokens], rollout[tokens]) or _correlation(train[~tokens], rollout[~tokens]) < _ALIKE:
         return None
+    # A mask on the vocabulary makes large ratios in some contexts, and the row's other tokens agree.
+    if _agreeing(train[tokens], rollout[tokens]) > 0.25:
+        return None
     square = mean((train - rollout) ** 2)
     # A sampler differs more in some rows than in others, but not by this much.
     if np.median(square[off]) < 50 * np.median(square[~off & (count >= 12)]):
