@@ -33,12 +33,11 @@ def other_token(view: View) -> Explained:
         total = np.bincount(inverse, np.exp(values[once].clip(max=0.0)))[several]
         theirs = np.bincount(inverse, np.exp(other[once].clip(max=0.0)))[several]
         above = float((total > _TOO_MUCH).mean())
-        if above > 0.2 and (theirs > _TOO_MUCH).mean() < 0.25 * above:
-            spread = _spread(values[once], inverse, counts)
-            more = ", since each has the same log-prob" if spread < 0.01 else ""
+        same = _spread(values[once], inverse, counts) < 0.01
+        if above > 0.2 and same and (theirs > _TOO_MUCH).mean() < 0.25 * above:
             evidence = (
                 f"in {above:.0%} of {int(several.sum())} contexts the {side}'s probabilities of the different tokens "
-                f"that were sampled add up to more than 1{more}",
+                "that were sampled add up to more than 1, since each has the same log-prob",
             )
             return Explained(finding("other_token", 1.0, 0.97, evidence, {"fraction": above}), ~nothing)
     said = f"{said}; their probabilities add up to at most 1 on both sides"
