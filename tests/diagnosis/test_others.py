@@ -4,10 +4,12 @@ other seeds: benchmarks/diagnosis_others.py.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from diagnosis.others import OTHERS, right
 from diagnosis.reading import alarms, diagnosed, named
+from verl_rollout_corr.dumps.writer import Update
 
 SEED = 5000
 CASES = {case.name: case for case in OTHERS}
@@ -66,3 +68,22 @@ def test_a_temperature_without_groups_says_how_rough_it_is() -> None:
     """The error that is quoted covers the truth: the instrument is biased by the noise of BF16."""
     found = named(told("temperature .9, without ids and uids"))["temperature"]
     assert abs(found.values["temperature"] - 0.9) < 1.5 * found.values["error"] < 0.04
+
+
+def test_a_temperature_where_all_contexts_are_alike_is_not_a_factor() -> None:
+    """The constant of the softmax is then nearly the same everywhere, and a line through 0 nearly fits."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 2, (64, 40, 30))
+    tau = 0.7
+    rollout = logits / tau - np.log(np.exp(logits / tau).sum(-1, keepdims=True))
+    train = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    token = (rng.gumbel(size=logits.shape) + rollout).argmax(-1)[..., None]
+    columns = [np.take_along_axis(one, token, -1)[..., 0].astype(np.float32) for one in (train, rollout)]
+    update = Update(
+        step=1,
+        lengths=np.full(64, 40),
+        response_mask=np.ones((64, 40), bool),
+        train_log_probs=columns[0],
+        rollout_log_probs=columns[1],
+    )
+    assert "units" not in alarms(diagnosed(update))

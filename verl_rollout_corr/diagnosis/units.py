@@ -69,6 +69,10 @@ def _scaled(values: np.ndarray, other: np.ndarray) -> Told | None:
     size, rest = np.abs(values - other), np.abs(values - k * other)
     if np.median(rest[clear]) > _CLOSE * np.median(size[clear]) or typical(rest) > _CLOSE * typical(size):
         return None
+    # Where all contexts are alike a temperature's constant is nearly the same in each. Then the slope differs from k.
+    slope = float(np.polyfit(other[clear], values[clear], 1)[0])
+    if abs(slope / k - 1) > 0.04:
+        return None
     for base, factor in BASES.items():
         if abs(k / factor - 1) < 0.02:
             return f"are logarithms to base {base}: {k:.4f} times those of the other side", {"factor": k}
