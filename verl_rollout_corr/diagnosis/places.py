@@ -294,4 +294,6 @@ def by_size(view: View, noise: Noise) -> Verdict:
     )
     if not enough[best] or fall[best] < _FALL:
         return not_found("outliers", said)
+    if (others := typical(rest)) > 2 * BF16:
+        return not_found("outliers", f"{said}; but all tokens differ by {others:.2g}, more than BF16 makes")
     return finding("outliers", share, 0.85, (said,), {"tokens": float(count), "least": least})
