@@ -169,6 +169,32 @@ def by_threads(size: tuple[int, int], repeats: int) -> str:
     return table(f"Threads, {size[0]:,} × {size[1]:,}", "configuration", rows, head)
 
 
+def by_definition(repeats: int) -> str:
+    """The definition beside verl's helper, on sizes that both can do in little time."""
+    cases: list[tuple[str, str, tuple[Any, ...], tuple[Any, ...]]] = []
+    for size in ((256, 1024), (1024, 1024), (1024, 4096)):
+        tensors = padded_batch(*size)
+        cases.append((f"k3_rs_token_is, {size[0]:,} × {size[1]:,}", "k3_rs_token_is", tensors, tensors))
+    jagged, padded = long_tailed(1024, 4096)
+    cases.append((f"the same, lengths of mean 10 %, {int(padded[2].sum()):,} tokens", "k3_rs_token_is", jagged, padded))
+    tensors = padded_batch(1024, 1024)
+    cases.append(("m2po, rejecting (verl: token_k2), 1,024 × 1,024", "m2po, rejecting", tensors, tensors))
+    rows = []
+    for label, name, ours, others in cases:
+        calls = {
+            "definition": _bound(CONTENDERS["definition"](name), ours),
+            "verl": _bound(CONTENDERS["verl"](name), others),
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            times = medians(calls, repeats=repeats, patience=4.0)
+        mine, theirs = times["definition"], times["verl"]
+        rows.append([label, f"{mine * 1e3:,.1f}", f"{theirs * 1e3:,.1f}", f"**{theirs / mine:.1f}×**"])
+        print(rows[-1], flush=True)
+    head = ["definition, ms", "verl, ms", "faster than verl"]
+    return table("The definition", "configuration and size", rows, head)
+
+
 _CHILD = """
 import json, sys, warnings
 import torch
@@ -256,6 +282,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "configurations": lambda: by_config((1024, 8192), 2),
     "lengths": lambda: by_length([(1024, 8192), (2048, 16384)], 5),
     "threads": lambda: by_threads((1024, 8192), 5),
+    "definition": lambda: by_definition(3),
     "memory": lambda: memory((1024, 8192)),
     "first": first_calls,
 }

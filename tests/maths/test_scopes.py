@@ -21,7 +21,8 @@ masks = st.lists(st.lists(st.booleans(), min_size=5, max_size=5), min_size=1, ma
 def by_token(scope: Scope, agg: Agg | None, values: Tensor = VALUES, mask: Tensor = MASK) -> list[list[float]]:
     """Each response token the value of its unit, 0 elsewhere."""
     units = units_of(scope, mask)
-    spread = units.spread(aggregate(torch.where(mask, values, math.nan), units, mask, agg))
+    outside = 0.0 if agg in (Agg.SUM, Agg.MEAN) else math.nan  # values that are summed are 0 there
+    spread = units.spread(aggregate(torch.where(mask, values, outside), units, agg))
     return torch.where(mask, spread, 0.0).tolist()
 
 
@@ -58,7 +59,7 @@ def test_nothing(shape: tuple[int, int], scope: Scope) -> None:
     units = units_of(scope, mask)
     assert not units.exists.any()
     for agg in (None, *Agg):
-        assert units.spread(aggregate(torch.zeros(shape).double(), units, mask, agg)).shape == shape
+        assert units.spread(aggregate(torch.zeros(shape).double(), units, agg)).shape == shape
 
 
 def test_one_infinity_rules_sums_and_means() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from verl_rollout_corr.grammar import STATS, Stat
-from verl_rollout_corr.maths.log_ratio import TokenLogProbs
+from verl_rollout_corr.maths.log_ratio import TokenLogProbs, token_log_probs
 from verl_rollout_corr.maths.statistics import STATISTICS, absolute, bkl, bkl_mu, k1, k2, k3, tv
 
 log_probs = st.floats(-60, 0)
@@ -40,6 +40,15 @@ def test_the_registry_is_the_grammar() -> None:
     assert STATS.keys() == set(Stat)
     assert STATISTICS.keys() == {stat for stat, info in STATS.items() if not info.per_row}
     assert len(set(STATISTICS.values())) == len(STATISTICS)
+
+
+@pytest.mark.parametrize("stat", STATISTICS, ids=str)
+def test_outside_the_response_it_is_zero(stat: Stat) -> None:
+    """Sums over a row or a batch are over all positions."""
+    log_probs, mask = torch.tensor([[-1.0, math.nan, -2.0]]), torch.tensor([[True, False, False]])
+    found = STATISTICS[stat](token_log_probs(log_probs, log_probs - 0.5, mask))
+    assert found[0, 0] != 0
+    assert found[0, 1:].tolist() == [0.0, 0.0]
 
 
 def test_by_hand() -> None:

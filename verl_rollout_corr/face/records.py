@@ -92,8 +92,8 @@ def _numbers(judged: Judged, weights: Tensor | None) -> dict[str, list[float | N
     finite = torch.where(tokens.finite, tokens.log_ratio, torch.zeros_like(tokens.train))
     values = {
         "log_ratio_mean": finite.sum(dim=1) / tokens.finite.sum(dim=1).clamp(min=1),
-        "k3_mean": aggregate(statistic, rows, tokens.mask, Agg.MEAN)[:, 0],
-        "k3_max": aggregate(statistic, rows, tokens.mask, Agg.MAX)[:, 0],
+        "k3_mean": aggregate(statistic, rows, Agg.MEAN)[:, 0],
+        "k3_max": aggregate(statistic, rows, Agg.MAX)[:, 0],
     }
     some = _host(tokens.mask.any(dim=1))
     columns: dict[str, list[float | None]] = dict.fromkeys(
@@ -101,9 +101,9 @@ def _numbers(judged: Judged, weights: Tensor | None) -> dict[str, list[float | N
     )
     if weights is not None:
         weights = weights.double()
-        values["weight_mean"] = aggregate(weights, rows, tokens.mask, Agg.MEAN)[:, 0]
-        values["weight_min"] = -aggregate(-weights, rows, tokens.mask, Agg.MAX)[:, 0]
-        values["weight_max"] = aggregate(weights, rows, tokens.mask, Agg.MAX)[:, 0]
+        values["weight_mean"] = aggregate(weights, rows, Agg.MEAN)[:, 0]
+        values["weight_min"] = -aggregate(-weights, rows, Agg.MAX)[:, 0]
+        values["weight_max"] = aggregate(weights, rows, Agg.MAX)[:, 0]
     for name, column in values.items():
         columns[name] = [value if valid else None for value, valid in zip(_host(column), some, strict=True)]
     return {name: columns[name] for name in ("log_ratio_mean", "k3_mean", "k3_max", *list(columns)[:3])}

@@ -88,7 +88,7 @@ def _decide(part: Part, config: RolloutCorrConfig, whole: Whole) -> Decision:
     """The decision on one part of a batch."""
     rows = part.read()
     verdicts = tuple(
-        judge(criterion, rows.tokens, rows.advantages, part.staleness, leaving=whole.leaving(criterion, part))
+        judge(criterion, rows.tokens, rows.advantages, part.staleness, leaves=whole.leaves_of(criterion, part))
         for criterion in config.reject
     )
     keep = whole.kept(rows.tokens.mask, verdicts, part)
@@ -149,17 +149,18 @@ def correct(
         staleness=staleness,
     )
     shape, device = batch.mask.shape, batch.mask.device
-    keep = torch.empty(shape, dtype=batch.keep_dtype, device=device)
-    weights = None if config.weights is None else torch.empty(shape, dtype=torch.float32, device=device)
+    keep = torch.zeros(shape, dtype=batch.keep_dtype, device=device)
+    weights = None if config.weights is None else torch.zeros(shape, dtype=torch.float32, device=device)
     sums = Sums.zero(config).to(device)
     with torch.no_grad():
         parts = parts_of(batch)
         whole = survey(parts, config)
         for part in parts:
             decision = _decide(part, config, whole)
-            keep[part.rows] = decision.keep.to(keep.dtype)
+            to = slice(decision.keep.shape[1])
+            keep[part.rows, to] = decision.keep
             if weights is not None and decision.weights is not None:
-                weights[part.rows] = decision.weights
+                weights[part.rows, to] = decision.weights
             sums = sums + decision.sums
     if config.invalid is Invalid.ERROR and sums.to_host().value(INVALID_SEQS):
         check_valid(batch.rollout, batch.mask, train=batch.train)

@@ -7,6 +7,7 @@ criterion rejects, so the order of the criteria does not matter.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from verl_rollout_corr.grammar import Agg, Criterion, Scope, Stat, When
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, not_above, not_below, ratio
 from verl_rollout_corr.maths.scopes import SeqUnits, Units, aggregate, units_of
+from verl_rollout_corr.maths.selection import Candidates, leaving
 from verl_rollout_corr.maths.statistics import statistic
 
 
@@ -37,21 +39,21 @@ def judge(
     advantages: Tensor | None,
     staleness: Tensor | None = None,
     *,
-    leaving: Tensor | None = None,
+    leaves: Tensor | None = None,
 ) -> Verdict:
     """One criterion's verdict on a padded batch.
 
     `advantages` (B, T) are needed if the criterion has a `when`. `staleness` (B,): the lag of each row, -1 where it is
-    unknown; None if no lag is known. `leaving` (B, T) bool, for the batch scope: the tokens that the whole batch
+    unknown; None if no lag is known. `leaves` (B, T) bool, for the batch scope: the tokens that the whole batch
     rejects, if the tensors are only a part of it; None if they are the whole batch.
     """
     if criterion.stat is Stat.LAG:
         return _judge_lag(criterion, tokens, advantages, staleness)
     if criterion.scope is Scope.BATCH:
-        return _judge_batch(criterion, tokens, advantages, leaving)
+        return _judge_batch(criterion, tokens, advantages, leaves)
     judged = statistic(criterion.stat, tokens)
     units = units_of(criterion.scope, tokens.mask)
-    value = aggregate(judged, units, tokens.mask, criterion.agg)
+    value = aggregate(judged, units, criterion.agg)
     lower, upper = _limits(criterion)
     inside = not_above(value, upper, tokens.precision)
     if criterion.agg is Agg.MAX and lower is not None:
@@ -83,14 +85,13 @@ def _judge_lag(
 
 
 def _judge_batch(
-    criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None, leaving: Tensor | None
+    criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None, leaves: Tensor | None
 ) -> Verdict:
     units = units_of(criterion.scope, tokens.mask)
-    value = aggregate(statistic(criterion.stat, tokens), units, tokens.mask, None)
-    if leaving is None:
-        values, may_leave = candidates(criterion, tokens, advantages)
-        leaving = leave(criterion, values.flatten(), may_leave.flatten(), tokens.precision).view_as(tokens.mask)
-    return Verdict(passes=~leaving, units=units, value=_shown(criterion, value))
+    value = aggregate(statistic(criterion.stat, tokens), units, None)
+    if leaves is None:
+        leaves = leave(criterion, [candidates(criterion, tokens, advantages)], tokens.precision)[0]
+    return Verdict(passes=~leaves, units=units, value=_shown(criterion, value))
 
 
 def _limits(criterion: Criterion) -> tuple[float | None, float | None]:
@@ -120,36 +121,29 @@ def _may_reject(when: When, tokens: TokenLogProbs, units: Units, advantages: Ten
     return mean.sign() * units.total(tokens.log_ratio).sign() > 0
 
 
-def candidates(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What `leave` needs of a part of the batch, both (B, T): the statistic of each token, and whether it may leave.
+def candidates(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None) -> Candidates:
+    """What `leave` needs of a part of the batch, (B, T).
 
-    The statistic is -inf outside the response, and for k1 of a token of probability 0, which has no log-ratio. The mean
-    leaves out what is -inf.
+    A token does not count in the mean outside the response and, for k1, where it has probability 0 and so no log-ratio.
     """
     values = torch.where(tokens.mask, statistic(criterion.stat, tokens), -torch.inf)
     if criterion.when is None:
-        return values, tokens.mask
+        return Candidates(values, tokens.mask)
     units = units_of(criterion.scope, tokens.mask)
-    return values, tokens.mask & _may_reject(criterion.when, tokens, units, advantages)
+    return Candidates(values, tokens.mask & _may_reject(criterion.when, tokens, units, advantages))
 
 
-def leave(criterion: Criterion, values: Tensor, may_leave: Tensor, precision: torch.dtype) -> Tensor:
-    """(N,) bool: the tokens that leave, those with the largest statistic first, until the mean of the rest is <= upper.
+def leave(criterion: Criterion, parts: Sequence[Candidates], precision: torch.dtype) -> list[Tensor]:
+    """For each part (B, T) bool: the tokens that leave, largest statistic first, until the rest meets the bound.
 
-    The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. `values` and `may_leave` (N,) are those of
-    `candidates`, all of the batch in the order of row, then position; ties leave in that order. Tokens that `when`
-    protects stay and count in the mean. Nothing stays if no token meets the bound.
+    The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. `parts` are all of the batch in their order; equal
+    values leave in the order of row, then position. Tokens that `when` protects stay and count in the mean. Nothing
+    stays if no token meets the bound.
     """
-    counted = values != -torch.inf
-    leaving = may_leave & counted
-    fixed = counted & ~leaving
-    fixed_sum, fixed_count = torch.where(fixed, values, 0.0).sum(), fixed.sum()
-    ordered, order = torch.where(leaving, values, -torch.inf).sort(descending=True, stable=True)
-    present = ordered != -torch.inf
-    # What stays is added up from the smallest value on: subtracting a huge value from the total would lose the rest.
-    rest_sum = torch.where(present, ordered, 0.0).flip(0).cumsum(0).flip(0) + fixed_sum
-    rest_count = present.flip(0).cumsum(0).flip(0) + fixed_count
-    fits = not_above(rest_sum / rest_count.clamp(min=1), _limits(criterion)[1], precision)
-    # The first position from which on the mean of the rest is within the bound: every token before it leaves.
-    before = fits.long().cumsum(0) == 0
-    return torch.zeros_like(leaving).scatter(0, order, before) & leaving
+    _, upper = _limits(criterion)
+    assert upper is not None  # a criterion of the batch has no other bound
+
+    def fits(total: Tensor, count: Tensor) -> Tensor:
+        return not_above(total / count.clamp(min=1), upper, precision)
+
+    return leaving(parts, upper, fits)

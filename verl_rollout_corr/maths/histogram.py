@@ -38,8 +38,10 @@ def bin_index(log_ratio: Tensor) -> Tensor:
     # The exponent and the leading bits of the mantissa, read as one integer, grow with |l|: they count the edges that
     # |l| has reached, and one more where it is infinite.
     leading = log_ratio.abs().view(torch.int64) >> _SHIFT
-    reached = (leading - (_FIRST - 1)).clamp(0, SIDE + 1) + ((leading + (1 << _SUB_BITS)) >> (11 + _SUB_BITS))
-    return CENTRE + reached * log_ratio.sign().long()
+    infinite = (leading + (1 << _SUB_BITS)) >> (11 + _SUB_BITS)
+    reached = leading.sub_(_FIRST - 1).clamp_(0, SIDE + 1).add_(infinite)
+    negative = log_ratio.view(torch.int64) >> 63  # -1 below 0, else 0: (x ^ -1) + 1 is -x
+    return (reached ^ negative).sub_(negative).add_(CENTRE)
 
 
 def edge(reached: int) -> float:

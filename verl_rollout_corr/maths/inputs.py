@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
 from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.maths.log_ratio import TokenLogProbs, not_above, not_below
 from verl_rollout_corr.maths.scopes import Layout, layout_of, row_offsets, to_padded
 
 LOG_PROB_SLACK = 1e-3
@@ -45,6 +46,16 @@ def invalid_tokens(train: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
     # The test asks which values are possible, so that NaN, which fails every comparison, counts as invalid.
     possible = (train <= LOG_PROB_SLACK) & (rollout <= LOG_PROB_SLACK) & (rollout >= LEAST_ROLLOUT_LOG_PROB)
     return mask & ~possible
+
+
+def invalid_rows(tokens: TokenLogProbs) -> Tensor:
+    """(B,) bool: rows with such a log-prob."""
+    if not tokens.mask.shape[1]:
+        return tokens.mask.any(dim=1)
+    # NaN is a row's largest and its smallest value, and fails both comparisons.
+    highest = torch.maximum(tokens.train.amax(dim=1), tokens.rollout.amax(dim=1))
+    possible = not_above(highest, LOG_PROB_SLACK, tokens.precision)
+    return ~(possible & not_below(tokens.rollout.amin(dim=1), LEAST_ROLLOUT_LOG_PROB, tokens.precision))
 
 
 def prepare(
@@ -157,14 +168,15 @@ def _check_log_prob_dtype(tensor: Tensor, name: str) -> None:
 def _bool_mask(mask: Tensor) -> Tensor:
     if mask.dtype is torch.bool:
         return mask
-    bad = (mask != 0) & (mask != 1)
-    if bool(bad.any()):
+    found = mask != 0
+    if not torch.equal(found.to(mask.dtype), mask):
+        bad = (mask != 0) & (mask != 1)
         row, position = (int(index) for index in bad.nonzero()[0])
         raise InputError(
             f"response_mask is {mask[row, position].item()} at row {row}, position {position} ({int(bad.sum())} such "
             "values); a mask holds 0 and 1 only. Weights belong into the loss, not into the mask"
         )
-    return mask != 0
+    return found
 
 
 def check_valid(rollout: Tensor, mask: Tensor, *, train: Tensor | None = None) -> None:

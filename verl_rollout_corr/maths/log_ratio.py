@@ -17,6 +17,11 @@ from verl_rollout_corr.grammar import Stat
 EXPONENT_LIMIT = 20.0
 """Exponents of finite log-ratios are clipped to [-20, 20], after aggregation."""
 
+NEAR = 1e-2
+"""Below this |l|, differences of exponentials are computed from their series."""
+
+_EXPONENTIAL = (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)  # of e^x - 1 - x, from x^2 on
+
 
 @dataclass(frozen=True)
 class TokenLogProbs:
@@ -44,13 +49,24 @@ class TokenLogProbs:
 
     @cached_property
     def ratio(self) -> Tensor:
-        """r_t = exp(l_t), the exponent clipped; 1 outside the mask."""
-        return ratio(self.log_ratio)
+        """r_t = exp(l_t), the exponent clipped; 0 outside the mask and where l is -inf."""
+        clipped = torch.exp(self.log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
+        return torch.where(self.finite, clipped, 0.0)
+
+    @cached_property
+    def near(self) -> Tensor:
+        """(B, T) bool: |l_t| < 0.01, where r_t - 1 - l_t loses its digits to cancellation."""
+        return self.log_ratio.abs() < NEAR
+
+    @cached_property
+    def remainder(self) -> Tensor:
+        """e^l - 1 - l of tokens that are `near`, by its series; meaningless elsewhere."""
+        return series(self.log_ratio, _EXPONENTIAL)
 
     @cached_property
     def growth(self) -> Tensor:
-        """r_t - 1, accurate for small l too (expm1). The exponent is clipped, also where l is -inf."""
-        return torch.expm1(self.log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
+        """r_t - 1, accurate for small l too; 0 outside the mask, -1 where l is -inf."""
+        return torch.where(self.near, self.log_ratio + self.remainder, self.ratio - 1)
 
     @cached_property
     def train_probability(self) -> Tensor:
@@ -65,14 +81,21 @@ class TokenLogProbs:
 
 def token_log_probs(train_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> TokenLogProbs:
     """Both log-probs widened to float64 before anything is subtracted, detached, and 0 outside `mask` ((B, T) bool)."""
-    zero = torch.zeros((), dtype=torch.float64, device=mask.device)
     exact = train_log_probs.dtype is torch.float64 and rollout_log_probs.dtype is torch.float64
     return TokenLogProbs(
-        train=torch.where(mask, train_log_probs.detach().double(), zero),
-        rollout=torch.where(mask, rollout_log_probs.detach().double(), zero),
+        train=torch.where(mask, train_log_probs.detach(), 0.0).double(),
+        rollout=torch.where(mask, rollout_log_probs.detach(), 0.0).double(),
         mask=mask,
         precision=torch.float64 if exact else torch.float32,
     )
+
+
+def series(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
+    """x^2 (c_0 + c_1 x + ...), for small x, where the closed form loses its digits to cancellation."""
+    value = (x * coefficients[-1]).add_(coefficients[-2])
+    for coefficient in reversed(coefficients[:-2]):
+        value.mul_(x).add_(coefficient)
+    return value.mul_(x).mul_(x)
 
 
 def not_below(values: Tensor, lower: float | None, precision: torch.dtype) -> Tensor:

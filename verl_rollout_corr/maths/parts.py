@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from verl_rollout_corr.grammar import Criterion, RolloutCorrConfig, Scope
 from verl_rollout_corr.maths.criteria import Verdict, candidates, judge, leave
-from verl_rollout_corr.maths.inputs import Batch, invalid_tokens
+from verl_rollout_corr.maths.inputs import Batch, invalid_rows
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, token_log_probs
+from verl_rollout_corr.maths.selection import Candidates
 from verl_rollout_corr.maths.weights import kept_total, weigh
 
-PART_TOKENS = 1 << 16
+PART_TOKENS = 1 << 17
 """About how many positions a part has on a CPU, so that its intermediate tensors stay in the cache. On other devices
 the batch is one part, because they are faster with few large operations.
 """
+
+_KEPT_BYTES = (1 << 25) - (1 << 13)
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Part:
     """Some rows of a batch, as they were given.
 
     Tensors are (B, T), but `advantages` may be (B,), and `group_ids` and `staleness` are. `rows`: where they are in the
-    batch.
+    batch. `may_wait`: whether looking at a value, and so waiting for the device, is allowed.
     """
 
     train: Tensor
@@ -49,35 +53,40 @@ class Part:
     group_ids: Tensor | None
     staleness: Tensor | None
     rows: slice = field(default_factory=lambda: slice(None))
+    may_wait: bool = False
 
     def read(self) -> Rows:
         """Its log-probs in float64, masked. A row with an invalid log-prob is left out whole."""
         mask = self.mask.bool()
-        train, rollout = self.train.detach(), self.rollout.detach()
-        invalid = invalid_tokens(train, rollout, mask).any(dim=1)
+        tokens = token_log_probs(self.train, self.rollout, mask)
+        invalid = invalid_rows(tokens)
+        if not self.may_wait or bool(invalid.any()):
+            tokens = token_log_probs(self.train, self.rollout, mask & ~invalid[:, None])
         advantages = None if self.advantages is None else self.advantages.detach().double()
         if advantages is not None and advantages.dim() == 1:
             advantages = advantages[:, None].expand(mask.shape)
-        return Rows(mask, token_log_probs(train, rollout, mask & ~invalid[:, None]), invalid, advantages)
+        return Rows(mask, tokens, invalid, advantages)
+
+
+Leaves = Mapping[int | None, Tensor]
+"""By the first row of a part, None where a part is all of the batch: (B, T) bool."""
 
 
 @dataclass(frozen=True)
 class Whole:
     """What is decided for the whole batch and applied in each part.
 
-    `leaves`: for each criterion of the batch scope, (B, T) bool of the batch. `groups_stay` (B,) bool: rows of groups
-    with enough kept rows. `weight_mean`: what `normalize: batch` divides by. None where the configuration has no such
-    thing.
+    `leaves`: what each criterion of the batch scope rejects. `groups_stay` (B,) bool: rows of groups with enough kept
+    rows. `weight_mean`: what `normalize: batch` divides by. None where the configuration has no such thing.
     """
 
-    leaves: Mapping[Criterion, Tensor] = field(default_factory=dict[Criterion, Tensor])
+    leaves: Mapping[Criterion, Leaves] = field(default_factory=dict[Criterion, Leaves])
     groups_stay: Tensor | None = None
     weight_mean: Tensor | None = None
 
-    def leaving(self, criterion: Criterion, part: Part) -> Tensor | None:
-        """The part's rows of `leaves`."""
-        leaves = self.leaves.get(criterion)
-        return None if leaves is None else leaves[part.rows]
+    def leaves_of(self, criterion: Criterion, part: Part) -> Tensor | None:
+        """What the criterion rejects in this part."""
+        return self.leaves[criterion][part.rows.start] if criterion in self.leaves else None
 
     def kept(self, mask: Tensor, verdicts: Sequence[Verdict], part: Part) -> Tensor:
         """(B, T) bool: tokens of valid rows that every criterion and the group let pass."""
@@ -87,16 +96,39 @@ class Whole:
         return keep if self.groups_stay is None else keep & self.groups_stay[part.rows][:, None]
 
 
+@cache
+def _keep_freed_memory() -> None:
+    """Lets the process keep the memory that one part frees, for the next part.
+
+    Otherwise the C library (glibc) returns it to the system, which then clears it again page by page: a third of the
+    time. It keeps twice as much as the largest block freed so far, up to 64 MiB, so one unused block is freed here.
+    """
+    torch.empty(_KEPT_BYTES, dtype=torch.int8)
+
+
 def parts_of(batch: Batch) -> list[Part]:
-    """Splits the batch, in its order, into parts of some rows each; at least one. They are views: nothing is copied."""
+    """Splits the batch, in its order, into parts of some rows each; at least one. They are views: nothing is copied.
+
+    Columns after the last response token of a part's rows are left out: there is nothing to decide there.
+    """
+    _keep_freed_memory()
     rows, length = batch.mask.shape
     rows_per_part = max(PART_TOKENS // max(length, 1), 1) if batch.mask.device.type == "cpu" else max(rows, 1)
 
     def part(at: slice) -> Part:
-        columns = (batch.train, batch.rollout, batch.mask, batch.advantages, batch.group_ids, batch.staleness)
-        train, rollout, mask, *others = (None if column is None else column[at] for column in columns)
-        assert train is not None and rollout is not None and mask is not None
-        return Part(train, rollout, mask, *others, rows=at)
+        mask, advantages = batch.mask[at], batch.advantages
+        used = mask.any(dim=0).nonzero()
+        to = slice(int(used[-1]) + 1 if len(used) else 0)
+        return Part(
+            batch.train[at, to],
+            batch.rollout[at, to],
+            mask[:, to],
+            None if advantages is None else advantages[at, to],
+            None if batch.group_ids is None else batch.group_ids[at],
+            None if batch.staleness is None else batch.staleness[at],
+            rows=at,
+            may_wait=True,
+        )
 
     return [part(slice(start, start + rows_per_part)) for start in range(0, max(rows, 1), rows_per_part)]
 
@@ -123,22 +155,21 @@ def survey(parts: Sequence[Part], config: RolloutCorrConfig) -> Whole:
 
 def _keep(part: Part, rows: Rows, config: RolloutCorrConfig, whole: Whole) -> Tensor:
     verdicts = [
-        judge(criterion, rows.tokens, rows.advantages, part.staleness, leaving=whole.leaving(criterion, part))
+        judge(criterion, rows.tokens, rows.advantages, part.staleness, leaves=whole.leaves_of(criterion, part))
         for criterion in config.reject
     ]
     return whole.kept(rows.tokens.mask, verdicts, part)
 
 
-def _leaves(parts: Sequence[Part], criterion: Criterion) -> Tensor:
-    """(B, T) bool: what a criterion of the batch scope rejects."""
-    found: list[tuple[Tensor, Tensor]] = []
+def _leaves(parts: Sequence[Part], criterion: Criterion) -> Leaves:
+    """What a criterion of the batch scope rejects."""
+    found: list[Candidates] = []
     precision = torch.float64
     for part in parts:
         rows = part.read()
         precision = rows.tokens.precision
         found.append(candidates(criterion, rows.tokens, rows.advantages))
-    values, may_leave = (torch.cat(column) for column in zip(*found, strict=True))
-    return leave(criterion, values.flatten(), may_leave.flatten(), precision).view_as(may_leave)
+    return dict(zip((part.rows.start for part in parts), leave(criterion, found, precision), strict=True))
 
 
 def _groups_stay(kept_rows: Tensor, group_ids: Tensor, least: int) -> Tensor:

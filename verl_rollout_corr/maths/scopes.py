@@ -8,6 +8,7 @@ Everything here has fixed shapes, so nothing synchronises with the host.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import torch
@@ -19,18 +20,21 @@ from verl_rollout_corr.grammar import Agg, Scope
 class Units(Protocol):
     """The units of one scope in a padded batch: S slots in each row, of which some are units.
 
-    Values that are summed must be 0 outside the response. What `spread` returns there is meaningless.
+    `mask` (B, T) bool: response tokens. Values that are summed must be 0 outside the response. What `spread` returns
+    there is meaningless.
     """
 
-    @property
+    mask: Tensor
+
+    @cached_property
     def count(self) -> Tensor:
         """(B, S) float64: response tokens of each unit; a slot with 0 is not a unit."""
-        ...
+        return self.total(self.mask)
 
-    @property
+    @cached_property
     def exists(self) -> Tensor:
         """(B, S) bool: slots that are units."""
-        ...
+        return self.count > 0
 
     def total(self, values: Tensor) -> Tensor:
         """(B, S) float64: sum over each unit of (B, T) values."""
@@ -51,11 +55,7 @@ class TokenUnits(Units):
 
     mask: Tensor
 
-    @property
-    def count(self) -> Tensor:
-        return self.mask.double()
-
-    @property
+    @cached_property
     def exists(self) -> Tensor:
         return self.mask
 
@@ -75,16 +75,8 @@ class SeqUnits(Units):
 
     mask: Tensor
 
-    @property
-    def count(self) -> Tensor:
-        return self.mask.sum(dim=1, keepdim=True).double()
-
-    @property
-    def exists(self) -> Tensor:
-        return self.count > 0
-
     def total(self, values: Tensor) -> Tensor:
-        return values.double().sum(dim=1, keepdim=True)
+        return values.sum(dim=1, keepdim=True).double()
 
     def maximum(self, values: Tensor) -> Tensor:
         if not values.shape[1]:
@@ -104,14 +96,6 @@ class TurnUnits(Units):
 
     mask: Tensor
     index: Tensor
-
-    @property
-    def count(self) -> Tensor:
-        return self.total(self.mask)
-
-    @property
-    def exists(self) -> Tensor:
-        return self.count > 0
 
     def total(self, values: Tensor) -> Tensor:
         return self._slots(0.0).scatter_add(1, self.index, values.double())
@@ -145,15 +129,16 @@ def units_of(scope: Scope, mask: Tensor) -> Units:
     return TokenUnits(mask)
 
 
-def aggregate(values: Tensor, units: Units, mask: Tensor, agg: Agg | None) -> Tensor:
+def aggregate(values: Tensor, units: Units, agg: Agg | None) -> Tensor:
     """(B, S): sum, mean or maximum of a statistic over each unit's response tokens (`None`: the token's own value).
 
-    One -inf makes a sum and a mean -inf: a unit that holds a token of probability 0 has the product and the geometric
-    mean 0, as in the limit of an ever smaller probability. +inf stays +inf.
+    The values are 0 outside the response. One -inf makes a sum and a mean -inf: a unit that holds a token of
+    probability 0 has the product and the geometric mean 0, as in the limit of an ever smaller probability. +inf stays
+    +inf.
     """
     if agg is None or agg is Agg.MAX:
         return units.maximum(values)
-    total = units.total(torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device)))
+    total = units.total(values)
     return total if agg is Agg.SUM else total / units.count.clamp(min=1.0)
 
 

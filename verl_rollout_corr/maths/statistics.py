@@ -1,6 +1,6 @@
 """The per-token statistics of the mismatch: one function each, in the registry `STATISTICS`, read by `statistic`.
 
-Each maps `TokenLogProbs` to (B, T) float64. Its values outside the response are never read.
+Each maps `TokenLogProbs` to (B, T) float64, which is 0 outside the response, because both log-probs are 0 there.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.grammar import Stat
-from verl_rollout_corr.maths.log_ratio import TokenLogProbs
+from verl_rollout_corr.maths.log_ratio import NEAR, TokenLogProbs, series
 
 Statistic = Callable[[TokenLogProbs], Tensor]
 """From the log-probs of a padded batch to (B, T)."""
 
-_SERIES_BELOW = 1e-2
-_K3_SERIES = (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)  # of e^x - 1 - x, from x^2 on
 _PHI_SERIES = (1 / 2, 1 / 3, 1 / 8, 1 / 30, 1 / 144, 1 / 840)  # of x e^x - e^x + 1, from x^2 on
 _COMPLEMENT_FLOOR = 2.0**-24  # float32 next to 1: engines store what is nearly certain as a log-prob of exactly 0.0
 _LINEAR_CAP = 1e8  # below e^20, so that k3 stays a huge positive number for an absurd l instead of turning negative
@@ -38,15 +36,12 @@ def k3(tokens: TokenLogProbs) -> Tensor:
 
     Accurate to rounding for tiny l too. +inf where pi_train(a_t) = 0.
     """
-    log_ratio = tokens.log_ratio
-    plain = (tokens.growth - log_ratio.clamp(max=_LINEAR_CAP)).clamp(min=0.0)
-    return torch.where(log_ratio.abs() < _SERIES_BELOW, _series(log_ratio, _K3_SERIES), plain)
+    return torch.where(tokens.near, tokens.remainder, tokens.growth - tokens.log_ratio.clamp(max=_LINEAR_CAP))
 
 
 def absolute(tokens: TokenLogProbs) -> Tensor:
     """|r_t - 1|. Under mu its expectation is 2 TV(mu, pi_train) (DPPO, arXiv 2602.04879); range [0, e^20)."""
-    distance = tokens.growth.abs()
-    return torch.where(tokens.log_ratio == -torch.inf, torch.ones_like(distance), distance)
+    return tokens.growth.abs()
 
 
 def tv(tokens: TokenLogProbs) -> Tensor:
@@ -71,14 +66,6 @@ def bkl_mu(tokens: TokenLogProbs) -> Tensor:
     least value as for bkl, which can make the result negative, by at most 2^-24. +inf where p = 0.
     """
     return _bernoulli_kl(tokens.rollout.clamp(max=0.0), tokens.train.clamp(max=0.0))
-
-
-def _series(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    """x^2 (c_0 + c_1 x + ...), for small x, where the closed form loses its digits to cancellation."""
-    value = x * coefficients[-1] + coefficients[-2]
-    for coefficient in reversed(coefficients[:-2]):
-        value = value * x + coefficient
-    return value * x * x
 
 
 def _bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -107,7 +94,7 @@ def _bernoulli_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 def _weighted_phi(weight: Tensor, log: Tensor) -> Tensor:
     """Phi(log) times the weight, with phi(-inf) = 1, and 0 where the weight is 0."""
-    phi = torch.where(log.abs() < _SERIES_BELOW, _series(log, _PHI_SERIES), log * torch.exp(log) - torch.expm1(log))
+    phi = torch.where(log.abs() < NEAR, series(log, _PHI_SERIES), log * torch.exp(log) - torch.expm1(log))
     phi = torch.where(log == -torch.inf, torch.ones_like(phi), phi)
     return torch.where(weight == 0, torch.zeros_like(phi), weight * phi)
 

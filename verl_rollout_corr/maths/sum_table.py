@@ -183,7 +183,7 @@ class Layout:
 
     def rows(self, kind: Kind) -> tuple[Sum, ...]:
         """The rows of one kind that have an entry."""
-        return tuple(row for row in SUMS if row.kind is kind and self.labels(row.family))
+        return _rows(self, kind)
 
     @cached_property
     def totals(self) -> tuple[str, ...]:
@@ -201,6 +201,11 @@ class Layout:
 
     def _names(self, kind: Kind) -> tuple[str, ...]:
         return tuple(row.at(label) for row in self.rows(kind) for label in self.labels(row.family))
+
+
+@lru_cache(maxsize=256)
+def _rows(entries: Layout, kind: Kind) -> tuple[Sum, ...]:
+    return tuple(row for row in SUMS if row.kind is kind and entries.labels(row.family))
 
 
 @lru_cache(maxsize=64)

@@ -44,13 +44,13 @@ _AGGS: dict[Level, Agg] = {
 
 
 def raw_weights(level: Level, tokens: TokenLogProbs) -> tuple[Units, Tensor]:
-    """The units of a level and their raw weights, (B, S). Values in slots that are not units are meaningless."""
+    """The units of a level and their raw weights, (B, S); 0 in slots that are not units."""
     units = units_of(LEVELS[level].unit, tokens.mask)
     if level is Level.TOKEN:
         return units, tokens.ratio
-    if level is Level.PREFIX_SUM:
-        return units, ratio(_prefix_sum(tokens))
-    return units, ratio(aggregate(tokens.log_ratio, units, tokens.mask, _AGGS[level]))
+    prefix = level is Level.PREFIX_SUM
+    exponent = _prefix_sum(tokens) if prefix else aggregate(tokens.log_ratio, units, _AGGS[level])
+    return units, torch.where(units.exists, ratio(exponent), 0.0)
 
 
 def _prefix_sum(tokens: TokenLogProbs) -> Tensor:
@@ -75,7 +75,6 @@ def weigh(config: Weights, tokens: TokenLogProbs, keep: Tensor, *, mean: Tensor 
     whole batch, if the tensors are only a part of it; None if they are the whole batch.
     """
     units, raw = raw_weights(config.level, tokens)
-    raw = torch.where(units.exists, raw, 0.0)
     high = units.exists & ~not_above(raw, config.bounds.upper, tokens.precision)
     low = units.exists & ~not_below(raw, config.bounds.lower, tokens.precision)
     if config.outside is Outside.MASK:
