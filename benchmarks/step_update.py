@@ -100,6 +100,8 @@ def columns_of(rows: int, longest: int) -> dict[str, Tensor]:
     columns = {name: torch.nested.nested_tensor_from_jagged(values, offsets) for name, values in flat.items()}
     one = torch.zeros(rows, dtype=torch.int64)
     columns["prompts"] = torch.nested.nested_tensor_from_jagged(one, torch.arange(rows + 1))
+    ids = torch.zeros(len(rollout) + rows, dtype=torch.int64)
+    columns["input_ids"] = torch.nested.nested_tensor_from_jagged(ids, offsets + torch.arange(rows + 1))
     return columns
 
 
@@ -160,7 +162,7 @@ class Workers:
         return {"log_probs": torch.nested.nested_tensor_from_jagged(leaf, offsets)}, leaf
 
 
-_COLUMNS = ["prompts", "responses", "response_mask", "old_log_probs", "advantages"]
+_COLUMNS = ["input_ids", "prompts", "responses", "response_mask", "old_log_probs", "advantages"]
 
 
 def actor_config(policy_loss: Any) -> Any:
