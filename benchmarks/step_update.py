@@ -137,7 +137,8 @@ class Workers:
             keys = batch.keys[at : at + MICRO_BATCH]
             data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=[*self.names, *added])
             tokens = int(data["response_mask"].values().sum())
-            tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=len(keys))
+            beside = {name: value for name, value in batch.extra_info.items() if name.startswith("rollout_corr")}
+            tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=len(keys), **beside)
             output, leaf = self._forward(data)
             with self.clock.part("the loss and its gradient"):
                 loss, metrics = self.loss(config=self.actor, model_output=output, data=data, dp_group=None)
