@@ -18,7 +18,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -202,9 +202,23 @@ def with_hook(batch: Any, longest: int, clock: Clock, definition: bool) -> Calla
     # verl's own, if building the configuration has put the hook around it.
     node = policy_loss.RolloutCorrPolicyLossConfig(loss_mode="vanilla", rollout_corr=json.dumps(PRESET))
     loss = hooks["worker"].wrap_ppo_loss(getattr(losses.ppo_loss, "__wrapped__", losses.ppo_loss))
-    trainer.actor_rollout_wg = Workers(actor_config(node), loss, _COLUMNS, clock)
+    trainer.actor_rollout_wg = Workers(actor_config(node), _in_a_mini_batch(loss), _COLUMNS, clock)
     update = hooks["driver_v1"].wrap_update_actor(getattr(original, "__wrapped__", original))
     return lambda: update(trainer, batch, {})
+
+
+def _in_a_mini_batch(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook's loss as it runs in verl's `train_batch`; older hooks do not ask where they run."""
+    try:
+        opened = importlib.import_module("verl_rollout_corr.hooks.ledger").opened
+    except (ModuleNotFoundError, AttributeError):
+        opened = nullcontext
+
+    def inside(**given: Any) -> Any:
+        with opened():
+            return loss(**given)
+
+    return inside
 
 
 _HOOKS = ("driver", "driver_v1", "worker", "policy_loss")
