@@ -112,7 +112,7 @@ IN_TURN = [(POLICY_PROGRAMS[number % 3], override) for number, override in enume
 def test_a_misspelt_group_stops_the_run(verl: Programs, program: str, override: str, tmp_path: Path) -> None:
     done = verl.start(program, override, *COMPLETE, cwd=tmp_path)
     key = override.lstrip("+").partition("=")[0].removesuffix(".reject.seq_mean_k3.upper")
-    refused(done, f"{key} is ", "Write +rollout_corr=", "nothing would be corrected")
+    refused(done, key, "Write +rollout_corr=", "nothing would be corrected")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
