@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from verl_rollout_corr import load_preset, preset_names
+from verl_rollout_corr.configuration import presets as presets_module
 from verl_rollout_corr.configuration.parser import to_mapping
+from verl_rollout_corr.configuration.presets import shipped_nodes
 from verl_rollout_corr.configuration.translation import PEERS, Translation, translate
 from verl_rollout_corr.errors import ConfigError
 
@@ -17,6 +19,17 @@ from verl_rollout_corr.errors import ConfigError
 @pytest.fixture(scope="module")
 def presets() -> dict[str, dict[str, object]]:
     return {name: to_mapping(load_preset(name)) for name in preset_names()}
+
+
+def test_the_presets_files_say_what_hydra_composes_of_them(presets: dict[str, dict[str, object]]) -> None:
+    assert shipped_nodes() == presets
+
+
+def test_a_preset_that_builds_on_another_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "defaults: [/rollout_corr_base, /rollout_corr/token_is, _self_]"
+    monkeypatch.setattr(presets_module, "preset_text", lambda name: text)
+    monkeypatch.setattr(presets_module, "shipped_names", lambda: ("k3_rs",))
+    assert shipped_nodes() == {"k3_rs": to_mapping(load_preset("k3_rs"))}
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,11 @@ def translate(
     json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
 ) -> None:
     """Write +rollout_corr=... for settings of verl's own correction or of another framework, with what differs."""
-    from verl_rollout_corr.configuration.parser import to_mapping
-    from verl_rollout_corr.configuration.presets import load_preset, preset_names
+    from verl_rollout_corr.configuration.presets import shipped_nodes
     from verl_rollout_corr.configuration.translation import translate as translated
 
     pairs = dict(_pair(setting) for setting in settings)
-    presets = {name: to_mapping(load_preset(name)) for name in preset_names()}
-    found = translated(peer, pairs, presets)
+    found = translated(peer, pairs, shipped_nodes())
     if json:
         print_json(found)
         return

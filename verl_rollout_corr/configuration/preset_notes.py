@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources import files
 
+_FOLDER = files("verl_rollout_corr") / "conf" / "rollout_corr"
 _MARKS = ("Source", "When", "Not when")
 
 
@@ -21,16 +22,19 @@ class PresetNotes:
 
 def notes_of(name: str) -> PresetNotes | None:
     """The comment of a preset that comes with the package; None for any other name."""
-    path = files("verl_rollout_corr") / "conf" / "rollout_corr" / f"{name}.yaml"
-    if not name.isidentifier() or not path.is_file():
-        return None
-    return _read(name, path.read_text(encoding="utf-8"))
+    return _read(name, preset_text(name)) if name in shipped_names() else None
+
+
+def preset_text(name: str) -> str:
+    """The file of a preset that comes with the package."""
+    return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def shipped_names() -> tuple[str, ...]:
     """The presets that come with the package, in the order of the alphabet, without asking Hydra."""
-    folder = files("verl_rollout_corr") / "conf" / "rollout_corr"
-    return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml")))
+    return tuple(
+        sorted(entry.name.removesuffix(".yaml") for entry in _FOLDER.iterdir() if entry.name.endswith(".yaml"))
+    )
 
 
 def _read(name: str, text: str) -> PresetNotes:
