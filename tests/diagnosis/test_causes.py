@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from diagnosis import bed, cases
@@ -43,6 +45,14 @@ def test_two_computations_in_float32_agree() -> None:
     trainer, _ = cases.weights(SEED)
     told = diagnosed(bed.sample(cases.plan(SEED), engine=trainer, trainer=trainer))
     assert told.findings == () and told.verdict.startswith("The two sides agree")
+
+
+def test_a_few_tokens_are_too_few_to_tell() -> None:
+    trainer, engine = cases.weights(SEED)
+    told = diagnosed(bed.sample(bed.Plan(prompts=1, group=2, width=24, seed=SEED), engine=engine, trainer=trainer))
+    assert alarms(told) == {} and re.match(
+        r"\d+ tokens are too few to tell more than that no fault shows", told.verdict
+    )
 
 
 def test_what_has_no_pattern_is_unknown() -> None:

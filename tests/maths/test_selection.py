@@ -43,6 +43,12 @@ def kinds(kind: str, generator: torch.Generator, count: int) -> Tensor:
     return values
 
 
+def test_of_two_negative_values_the_nearer_to_zero_leaves_first() -> None:
+    values = torch.tensor([-0.1, -0.3, -0.2, -1.0], dtype=torch.float64)
+    (found,) = leaving([Candidates(values, torch.ones(4, dtype=torch.bool))], -0.45, fits(-0.45))
+    assert found.tolist() == [True, False, False, False]
+
+
 @pytest.mark.parametrize("kind", ["positive", "signed", "infinite"])
 def test_as_one_by_one(kind: str) -> None:
     """On random tokens in two parts, whatever may leave."""

@@ -27,6 +27,8 @@ from verl_rollout_corr.dumps.reader import Dump, open_dump
 
 _OF_OTHERS = ("shift", "permuted", "not_loaded")
 """Faults of rows that have log-probs which are not theirs."""
+_ENOUGH = 200
+"""Tokens from which on more than outright faults can be told."""
 
 
 def diagnose(
@@ -73,7 +75,7 @@ def causes_of(
     found, against, view = _faults(everything)
     whole = len(view) > 0.5 * len(everything) and not any(one.cause in _OF_OTHERS for one in found)
     part = view.energy / everything.energy if everything.energy else 1.0
-    fine, excluded = _fine(view, whole=whole) if len(view) >= max(200, 0.1 * len(everything)) else ([], [])
+    fine, excluded = _fine(view, whole=whole) if len(view) >= max(_ENOUGH, 0.1 * len(everything)) else ([], [])
     found.extend(replace(one, share=one.share * part) for one in fine)
     against.extend(excluded)
     if steps is not None:
@@ -212,4 +214,6 @@ def _verdict(findings: tuple[Finding, ...], size: Size | None) -> str:
     large = "" if size is None else f" (k3 {size.k3:.2g}, |l| {size.abs_log_ratio:.2g} on average)"
     if any(one.cause == "low_precision" for one in findings):
         return f"No more than {CAUSES['low_precision'].title}{large}."
+    if size is not None and size.tokens < _ENOUGH:
+        return f"{size.tokens} tokens are too few to tell more than that no fault shows{large}."
     return f"The two sides agree{large}."

@@ -43,6 +43,8 @@ def effective_size(sums: StepSums) -> float:
 
 
 def _over_steps(steps: dict[int, StepSums]) -> list[Chart]:
+    if len(steps) < 2:  # a point is not a curve
+        return []
     numbers = sorted(steps)
     sums = [steps[number] for number in numbers]
     kl = [one.kl / one.finite if one.finite else float("nan") for one in sums]
