@@ -12,6 +12,7 @@ from torch import Tensor
 from verl_rollout_corr import Sums, correct, finalize
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.grammar import CRITERION_NAMES, LEVELS, STATS, Scope, criterion_words
+from verl_rollout_corr.maths import correction
 from verl_rollout_corr.maths.bins import BINS, Bins
 from verl_rollout_corr.maths.metrics import METRICS, PREFIX
 
@@ -49,6 +50,15 @@ def everything() -> dict[str, Any]:
         "reject": {name: bound(name) for name in CRITERION_NAMES},
         "invalid": "reject",
     }
+
+
+def test_the_engines_mean_keeps_its_digits_beside_a_tiny_probability_of_the_trainer() -> None:
+    """The mean of log mu is not taken from that of log pi_train and l, which is 60000 here."""
+    rollout = torch.tensor([[-0.0010432451427757780, -0.0026866634688195180]], dtype=torch.float64)
+    train = torch.tensor([[-0.001, -60000.0]], dtype=torch.float64)
+    found = correction.correct(train, rollout, torch.ones(1, 2), parse({}))
+    total = dict(zip(found.sums.layout.totals, found.sums.totals.tolist(), strict=True))["seq/rollout"]
+    assert total == pytest.approx(-rollout.mean().item(), rel=1e-12)
 
 
 @pytest.mark.parametrize(

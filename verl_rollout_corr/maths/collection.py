@@ -186,7 +186,8 @@ def _sequences(tokens: TokenLogProbs, rows: _Parts) -> Values:
     some, exists, count = rows.finite > 0, rows.n > 0, rows.finite.clamp(min=1)
     mean_train = tokens.train.nan_to_num(neginf=0.0).sum(dim=1) / count
     gap = -rows.log_ratio / count
-    mean_rollout = mean_train + gap
+    # Not mean_train + gap: beside a log pi_train of -60000 that loses seven digits of a log mu near 0.
+    mean_rollout = torch.where(tokens.finite, tokens.rollout, 0.0).sum(dim=1) / count
     product = ratio(tokens.log_ratio.sum(dim=1))
     return {
         s.SEQS: exists.sum(),
