@@ -29,7 +29,7 @@ class RolloutCorrSearchPath(SearchPathPlugin):
         command_line.refuse_null(arguments)
         schema.register(arguments)
         command_line.register_callback()
-        command_line.register_unknown(arguments, preset_notes.shipped_names())
+        command_line.let_unknown_through(arguments, preset_notes.shipped_names())
         # A group does not take null, which is then a value, and no preset.
         if _PRESETS not in paths and not command_line.is_no_option(arguments):
             search_path.append(provider="verl_rollout_corr", path=_PRESETS)

@@ -110,28 +110,19 @@ def test_a_preset_in_other_letters(value: Any) -> None:
     assert found({"mine": "VETO"}) == []
 
 
-def test_a_mapping_in_a_list() -> None:
-    assert found({"mine": [1, {"rollout_cor": "k3_rs"}]}) == ["mine.1.rollout_cor"]
-
-
 @pytest.mark.parametrize(
     ("key", "value", "write"),
     [
-        (
-            "weights",
-            {"level": "token", "upper": 2},
-            "++rollout_corr.weights.level=token ++rollout_corr.weights.upper=2",
-        ),
-        ("weights", {"upper": 3}, "++rollout_corr.weights.upper=3"),
-        ("reject", {"seq_mean_k3": {"upper": 0.05}}, "++rollout_corr.reject.seq_mean_k3.upper=0.05"),
-        ("seq_mean_k3", {"upper": 0.05}, "++rollout_corr.reject.seq_mean_k3.upper=0.05"),
-        ("dump", {"dir": "here"}, "++rollout_corr.dump.dir=here"),
-        ("mode", "bypass", "++rollout_corr.mode=bypass"),
-        ("loss", "reinforce", "++rollout_corr.loss=reinforce"),
-        ("denominator", "kept", "++rollout_corr.denominator=kept"),
-        ("baseline", "kept", "++rollout_corr.baseline=kept"),
-        ("invalid", "reject", "++rollout_corr.invalid=reject"),
-        ("min_group_kept", 2, "++rollout_corr.min_group_kept=2"),
+        ("weights", {"level": "token", "upper": 2}, "++rollout_corr.weights.<key>=<value>"),
+        ("reject", {"seq_mean_k3": {"upper": 0.05}}, "++rollout_corr.reject.<key>=<value>"),
+        ("seq_mean_k3", {"upper": 0.05}, "++rollout_corr.reject.seq_mean_k3.<key>=<value>"),
+        ("dump", {"dir": "here"}, "++rollout_corr.dump.<key>=<value>"),
+        ("mode", "bypass", "++rollout_corr.mode=<value>"),
+        ("loss", "reinforce", "++rollout_corr.loss=<value>"),
+        ("denominator", "kept", "++rollout_corr.denominator=<value>"),
+        ("baseline", "kept", "++rollout_corr.baseline=<value>"),
+        ("invalid", "reject", "++rollout_corr.invalid=<value>"),
+        ("min_group_kept", 2, "++rollout_corr.min_group_kept=<value>"),
     ],
 )
 @pytest.mark.parametrize("ours", [OURS, ON], ids=["off", "on"])
@@ -188,42 +179,31 @@ def test_presets_that_a_value_names(value: object, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "write"),
+    ("value", "write", "beside"),
     [
-        ("k3_rs", "Write +rollout_corr=k3_rs (in a YAML file: - rollout_corr: k3_rs in its defaults)."),
         (
-            ["token_is", "k3_rs"],
-            "Write +rollout_corr=[token_is,k3_rs] (in a YAML file: - rollout_corr: [token_is,k3_rs] ",
+            "k3_rs",
+            "+rollout_corr=k3_rs (in a YAML file: - rollout_corr: k3_rs in its",
+            "+rollout_corr=[seq_is,k3_rs]. If",
         ),
-        ("mine", "Write +rollout_corr=<preset> (in a YAML file: - rollout_corr: <preset> in its defaults)."),
+        (["token_is", "k3_rs"], "+rollout_corr=[token_is,k3_rs] (in", "+rollout_corr=[seq_is,token_is,k3_rs]. If"),
+        ("mine", "+rollout_corr=<preset> (in", "++rollout_corr.<key>=<value>. If"),
         (
-            {"reject": {"seq_mean_k3": {"upper": 0.01}}, "mode": "bypass"},
-            "Write +rollout_corr=<preset> ++rollout_corr.reject.seq_mean_k3.upper=0.01 ++rollout_corr.mode=bypass (in",
+            {"mode": "bypass"},
+            "+rollout_corr=<preset> ++rollout_corr.<key>=<value> (in",
+            "++rollout_corr.<key>=<value>.",
         ),
     ],
 )
-def test_what_to_write(value: Any, write: str) -> None:
-    (suspect,) = suspects({"rollout_cor": value}, OURS, lambda key: True)
-    problem = suspect.problem(OURS)
-    assert problem.key == "rollout_cor"
-    assert "nothing would be corrected" in problem.found
-    assert problem.remedy.startswith(f"Did you mean rollout_corr? {write}")
-
-
-@pytest.mark.parametrize(
-    ("value", "write"),
-    [
-        ("k3_rs", "Write +rollout_corr=[seq_is,k3_rs]. If this key has nothing to do with rollout correction, give it"),
-        ({"mode": "bypass"}, "Write ++rollout_corr.mode=bypass."),
-        ("mine", "Write rollout_corr.<key>=<value>."),
-    ],
-)
-def test_what_to_write_beside_a_preset(value: Any, write: str) -> None:
-    (suspect,) = suspects({"rollout_cor": value}, ON, lambda key: True)
-    problem = suspect.problem(ON)
-    assert "nothing would be corrected" not in problem.found
-    assert problem.remedy.startswith(f"Did you mean rollout_corr? {write}")
-    assert "null" not in problem.remedy
+def test_what_to_write(value: Any, write: str, beside: str) -> None:
+    """Without a preset, and `beside` one that is on."""
+    for ours, line in ((OURS, write), (ON, beside)):
+        (suspect,) = suspects({"rollout_cor": value}, ours, lambda key: True)
+        problem = suspect.problem(ours)
+        assert problem.key == "rollout_cor"
+        assert ("nothing would be corrected" in problem.found) is (ours is OURS)
+        assert problem.remedy.startswith(f"Did you mean rollout_corr? Write {line}")
+        assert "null" not in problem.remedy
 
 
 def test_the_way_out_of_a_value_that_names_a_preset() -> None:

@@ -122,34 +122,19 @@ BYPASS = {"mode": "bypass", "loss": "reinforce"}
 REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
     # unknown keys, at every level, with the nearest name
     ("key", {"rejct": {}}, ("rollout_corr.rejct is {}", "Did you mean reject?", "min_group_kept")),
-    ("key of weights", _weights(uper=2), ("rollout_corr.weights.uper is 2", "Did you mean upper?")),
     (
         "key of a criterion",
         _criterion("seq_mean_k3", uper=1),
         ("rollout_corr.reject.seq_mean_k3.uper is 1", "Did you mean upper?", "lower, upper or when"),
     ),
-    (
-        "key of dump",
-        {"dump": {"dri": "x"}},
-        ("rollout_corr.dump.dri is 'x'", "Did you mean dir?", "dir, every or max_gb"),
-    ),
-    ("key that is no text", {1: 2}, ("rollout_corr has the key 1", "Write a name")),
+    ("key that is a number", {1: 2}, ("rollout_corr.1 is 2", "there is no such key")),
     # words
     ("mode", {"mode": "bypas"}, ("rollout_corr.mode is 'bypas'", "Did you mean bypass?", "decoupled or bypass")),
     ("null mode", {"mode": None}, ("rollout_corr.mode is null", "Write decoupled or bypass")),
     ("boolean mode", {"mode": True}, ("rollout_corr.mode is true", "it is a word", "decoupled or bypass")),
-    ("loss", {"mode": "bypass", "loss": "reinforc"}, ("rollout_corr.loss is 'reinforc'", "Did you mean reinforce?")),
     ("level", {"weights": {"level": "tokn"}}, ("weights.level is 'tokn'", "Did you mean token?", "prefix_sum")),
-    ("outside", _weights(upper=2, outside="clamp"), ("weights.outside is 'clamp'", "Did you mean truncate?")),
     ("normalize as boolean", _weights(normalize=True), ("weights.normalize is true", "Write batch")),
     ("denominator", {"denominator": "keep"}, ("rollout_corr.denominator is 'keep'", "Did you mean kept?")),
-    ("baseline", {"baseline": 1}, ("rollout_corr.baseline is 1", "all or kept")),
-    ("invalid", {"invalid": "drop"}, ("rollout_corr.invalid is 'drop'", "Did you mean reject?")),
-    (
-        "when",
-        _criterion("seq_mean_k1", lower=0.5, when="negative"),
-        ("seq_mean_k1.when is 'negative'", "Did you mean negative_advantage?"),
-    ),
     # criteria
     (
         "criterion",
@@ -162,20 +147,13 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
         _criterion("seq_mean_k3"),
         ("seq_mean_k3 is {}", "without a bound", "Write upper,", "~rollout_corr.reject.seq_mean_k3"),
     ),
-    (
-        "criterion with `when` alone",
-        _criterion("seq_mean_k1", when="negative_advantage"),
-        ("seq_mean_k1 is {'when': 'negative_advantage'}", "without a bound"),
-    ),
-    ("null criterion", {"reject": {"token_k1": None}}, ("token_k1 is null", "token_k1: {lower: 0.5, upper: 2}")),
+    ("null criterion", {"reject": {"token_k1": None}}, ("token_k1 is null", "without a bound", "lower, upper or both")),
     ("criterion as number", {"reject": {"seq_mean_k3": 0.01}}, ("seq_mean_k3 is 0.01", "seq_mean_k3: {upper: 0.01}")),
     ("lower of a distance", _criterion("token_k3", lower=0.1), ("token_k3.lower is 0.1", "token_k3.upper")),
     ("lower of a batch mean", _criterion("batch_mean_k1", lower=0.5), ("batch_mean_k1.lower is 0.5", "Write", "upper")),
     # bounds
-    ("zero", _weights(lower=0), ("weights.lower is 0", "above 0", "null")),
     ("negative", _weights(upper=-1.0), ("weights.upper is -1.0", "above 0", "not of its logarithm")),
     ("NaN", _weights(upper=float("nan")), ("weights.upper is nan", "finite")),
-    ("infinity", _criterion("token_k1", upper=float("inf")), ("token_k1.upper is inf", "finite", "null")),
     (
         "lower above upper",
         _weights(lower=5, upper=0.5),
@@ -187,22 +165,14 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
         ("weights.upper is '0.5_5'", "rollout_corr.weights.lower=0.5 and rollout_corr.weights.upper=5"),
     ),
     (
-        "1_2",
-        _criterion("seq_sum_k1", upper="1_2"),
-        ("upper is '1_2'", "rollout_corr.reject.seq_sum_k1.lower=1 and rollout_corr.reject.seq_sum_k1.upper=2"),
-    ),
-    (
         "0.5_5 of a distance",
         _criterion("seq_mean_k3", upper="0.5_5"),
         ("seq_mean_k3 has no lower one. Write rollout_corr.reject.seq_mean_k3.upper=5",),
     ),
     ("number as text", _weights(upper="0.02"), ("weights.upper is '0.02'", "Write 0.02 without quotes")),
-    ("word as bound", _weights(upper="abc"), ("weights.upper is 'abc'", "a bound is a finite number")),
     ("boolean as bound", _weights(upper=True), ("weights.upper is true", "a bound is a finite number")),
-    ("list as bound", _weights(upper=[0.5, 5]), ("weights.upper is [0.5, 5]", "a bound is a finite number")),
     # sections
     ("weights as word", {"weights": "token"}, ("rollout_corr.weights is 'token'", "rollout_corr.weights: {")),
-    ("reject as list", {"reject": ["token_k1"]}, ("rollout_corr.reject is ['token_k1']", "rollout_corr.reject: {")),
     ("no mapping", "k3_rs", ("rollout_corr is 'k3_rs'", "rollout_corr: {")),
     # weights without a level
     ("upper, no level", {"weights": {"upper": 2}}, ("weights.upper is 2", "weights.level is null", "token")),
@@ -212,13 +182,9 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
     # counts
     ("min_group_kept 0", {"min_group_kept": 0}, ("min_group_kept is 0", "at least 1")),
     ("min_group_kept true", {"min_group_kept": True}, ("min_group_kept is true", "whole number")),
-    ("min_group_kept 1.5", {"min_group_kept": 1.5}, ("min_group_kept is 1.5", "whole number")),
     ("dump.every 0", {"dump": {"every": 0}}, ("rollout_corr.dump.every is 0", "at least 1")),
-    ("dump.every null", {"dump": {"every": None}}, ("rollout_corr.dump.every is null", "at least 1")),
     ("dump.max_gb 0", {"dump": {"max_gb": 0}}, ("rollout_corr.dump.max_gb is 0", "above 0")),
     ("dump.dir 3", {"dump": {"dir": 3}}, ("rollout_corr.dump.dir is 3", "path")),
-    ("dump.dir empty", {"dump": {"dir": ""}}, ("rollout_corr.dump.dir is ''", "path")),
-    ("presets", {"presets": "k3_rs"}, ("rollout_corr.presets is 'k3_rs'", "Leave it out")),
     # combinations
     (
         "loss in decoupled mode",
@@ -254,14 +220,7 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
         ("rollout_corr.baseline is 'kept'", "rollout_corr.reject.lag", "Write rollout_corr.baseline: all"),
     ),
     ("lag of a fraction", _criterion("lag", upper=0.5), ("reject.lag.upper is 0.5", "whole number of at least 0")),
-    ("negative lag", _criterion("lag", upper=-1), ("reject.lag.upper is -1", "whole number of at least 0")),
-    (
-        "lag with a lower bound",
-        _criterion("lag", lower=1),
-        ("reject.lag.lower is 1", "Write rollout_corr.reject.lag.upper"),
-    ),
-    ("lag without a bound", _criterion("lag"), ("reject.lag is {}", "it can reject nothing", "Write upper")),
-    ("lag as a number", {"reject": {"lag": 2}}, ("reject.lag is 2", "Write lag: {upper: 4}")),
+    ("lag as a number", {"reject": {"lag": 2}}, ("reject.lag is 2", "reject.lag: {upper: 4}")),
 ]
 
 

@@ -161,12 +161,9 @@ REFUSED: list[tuple[Any, list[str], tuple[str, ...]]] = [
     ("k3rs", [], ("'k3rs' is not a preset", "Did you mean k3_rs? Write k3_rs.")),
     (["token_is", "decoupled_k3_rs"], [], ("'decoupled_k3_rs' is not a preset. Did you mean k3_rs?",)),
     ([], [], ("[] names no preset", "['token_is', 'k3_rs']")),
-    ("", [], ("'' names no preset",)),
     ([3], [], ("[3] names no preset",)),
-    (None, [], ("None names no preset",)),
     ("k3_rs", ["+rejct.seq_mean_k3.upper=1"], ("rollout_corr.rejct is {", "Did you mean reject?")),
     ("k3_rs", ["reject.seq_mean_k3.uper=1"], ("rollout_corr.reject.seq_mean_k3.uper is 1", "Did you mean upper?")),
-    ("token_is", ["weights.uper=1"], ("rollout_corr.weights.uper is 1", "Did you mean upper?")),
     (
         "k3_rs",
         ["reject.seq_mean_k2.upper=1"],
@@ -176,13 +173,11 @@ REFUSED: list[tuple[Any, list[str], tuple[str, ...]]] = [
     ("token_is", ["weights.upper=[1"], ("rollout_corr.weights.upper=[1",)),
     ("token_is", ["=3"], ("'=3' is not an override",)),
     ("token_is", ["weights.upper=0.5_5"], ("upper is 0.5_5 on the command line", "weights.lower=0.5 and")),
-    ("token_is", ["weights.upper=1_2"], ("upper is 1_2", "lower=1 and rollout_corr.weights.upper=2")),
     (
         "token_is",
         ["weights={lower: 0.1, upper: 0.5_5}"],
         ("rollout_corr.weights contains 0.5_5", "lower: 0.5, upper: 5"),
     ),
-    ("token_is", ["+reject={token_k1:{upper:0.5_5}}"], ("rollout_corr.reject contains 0.5_5",)),
     ("token_is", ["weights.upper=" + "1" * 400], ("weights.upper is 11", "a bound is a finite number")),
     ("k3_rs", ["dump.dir=${oc.env:NO_SUCH_VARIABLE}"], ("dump.dir=${oc.env:NO_SUCH_VARIABLE}",)),
 ]
@@ -215,12 +210,6 @@ def test_a_preset_of_ones_own_needs_no_python(tmp_path: Path) -> None:
     config = load_preset(["token_is", "mine"], [*overrides, "reject.seq_max_abs.upper=0.7"])
     assert config == parse({**TOKEN_IS, "reject": {"seq_max_abs": {"upper": 0.7}}})
     assert config.presets == ("token_is", "mine")
-
-
-def test_two_bounds_in_one_are_refused_in_yaml_too(tmp_path: Path) -> None:
-    overrides = _own_preset(tmp_path, "  reject: {token_k1: {upper: 0.5_5, when: null}}")
-    with pytest.raises(ConfigError, match=r"token_k1\.upper is 0\.5_5 in rollout_corr/mine\.yaml: .*lower=0\.5 and"):
-        load_preset("mine", overrides)
 
 
 def test_loading_leaves_a_hydra_that_is_already_there_alone() -> None:

@@ -53,7 +53,6 @@ def test_the_node_is_completed_and_names_its_presets(composed: Any, hook: list[o
             "rollout_corr.weights.upper=0.5_5",
             r"weights\.upper is 0\.5_5 on the command line.*lower=0\.5 and .*upper=5\.",
         ),
-        ("rollout_corr.weights.upper=1_2", r"weights\.upper is 1_2 on the command line.*lower=1 and .*upper=2\."),
         ("+rollout_corr.reject.token_k1.upper=0.5_5", r"reject\.token_k1\.upper is 0\.5_5"),
         (
             "+rollout_corr.reject.token_k1={lower: 0.1, upper: 1_2}",
@@ -141,9 +140,7 @@ def test_problems_as_records(composed: Any) -> None:
 
 
 def test_a_preset_in_a_package_of_its_own_has_no_effect(composed: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^rollout_corr/k3_rs@foo puts the preset's values below foo.*Leave @foo out"
-    ):
+    with pytest.raises(ConfigError, match=r"foo\.rollout_corr is .*: nothing reads this key"):
         start(composed("+rollout_corr@foo=k3_rs"))
 
 

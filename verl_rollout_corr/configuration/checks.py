@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from verl_rollout_corr.configuration import command_line, hints, resolver, written
+from verl_rollout_corr.configuration import hints, resolver, written
 from verl_rollout_corr.configuration.command import ASKED, Command
 from verl_rollout_corr.configuration.loading import workers_objection
 from verl_rollout_corr.configuration.misspelt import GROUP, Ours, named_presets, one_or_list, suspects
@@ -41,7 +41,7 @@ def problems(run: Command | DictConfig) -> list[Problem]:
         run: verl's configuration as Hydra composed it, best with its node `hydra` (`return_hydra_config=True`), from
             which the command line and the YAML documents are known.
     """
-    command = run if isinstance(run, Command) else Command.of(run)
+    command = Command.of(run)
     with resolver.answering():
         return list(dict.fromkeys(problem for rule in RULES for problem in rule(command)))
 
@@ -55,7 +55,7 @@ def check(run: Command | DictConfig) -> None:
 
 def notices(run: Command | DictConfig) -> list[str]:
     """The lines that a run without problems prints when it starts: that the correction is off, or warnings."""
-    command = run if isinstance(run, Command) else Command.of(run)
+    command = Command.of(run)
     if command.is_off:
         return ["off: rollout_corr is null, so that nothing is corrected and nothing is measured"]
     if not command.is_on or command.config is None:
@@ -77,22 +77,16 @@ def _misspelt(command: Command) -> Iterator[Problem]:
     ours = _ours(command)
     composed = {**command.plain, **command.added_to_hydra}
     verls = written.verls_keys()
-    elsewhere = tuple(f"{document.package}." for document in command.documents if document.is_misplaced)
+    program = _program_without_policy_loss()
     for suspect in suspects(composed, ours, lambda key: key not in verls):
-        if not suspect.path.startswith(elsewhere):
-            problem = suspect.problem(ours)
-            program = _program_without_policy_loss()
-            leave = f"Leave it out: {program} corrects nothing."
-            yield replace(problem, remedy=leave) if program else problem
+        problem = suspect.problem(ours)
+        yield replace(problem, remedy=f"Leave it out: {program} corrects nothing.") if program else problem
 
 
 def _unknown_preset(command: Command) -> Iterator[Problem]:
-    shipped = shipped_names()
-    for name in command.presets:
-        if command_line.is_unknown(name):
-            yield Problem(
-                f"+{GROUP}", f"is {shown(name)}: there is no such preset.", nearest_preset(name, shipped, f"+{GROUP}=")
-            )
+    for name in command.unknown:
+        remedy = nearest_preset(name, shipped_names(), f"+{GROUP}=")
+        yield Problem(f"+{GROUP}", f"is {shown(name)}: there is no such preset.", remedy)
 
 
 def nearest_preset(name: str, shipped: tuple[str, ...], before: str) -> str:
@@ -145,8 +139,7 @@ def _without_effect(command: Command) -> Iterator[Problem]:
     """Values below rollout_corr, where no preset is on."""
     value = command.plain.get(GROUP)
     asked = [override for override in command.overrides if ASKED.match(override) and not _OFF.fullmatch(override)]
-    unknown = any(command_line.is_unknown(name) for name in command.presets)
-    if command.is_on or command.is_off or unknown or (value is None and not asked):
+    if command.is_on or command.is_off or command.unknown or (value is None and not asked):
         return
     shipped = shipped_names()
     inside = [name for item in mapping(value).values() for name in named_presets(item, shipped)]

@@ -35,8 +35,10 @@ class Command:
     hydra: DictConfig | None = None
 
     @classmethod
-    def of(cls, composed: DictConfig, hydra: DictConfig | None = None) -> Command:
+    def of(cls, composed: DictConfig | Command, hydra: DictConfig | None = None) -> Command:
         """A composed configuration, with its node `hydra` or with one that was taken out of it."""
+        if isinstance(composed, Command):
+            return composed
         own = composed.get("hydra", None)
         return cls(composed, hydra if own is None else own)
 
@@ -80,6 +82,12 @@ class Command:
     def presets(self) -> tuple[str, ...]:
         """The presets of the run."""
         return tuple(written.preset_names(self.documents)) if self.is_ours else ()
+
+    @cached_property
+    def unknown(self) -> tuple[str, ...]:
+        """The presets of the run that do not exist."""
+        found = written.preset_names(document for document in self.documents if not document.places)
+        return tuple(filter(command_line.is_unknown, found))
 
     @cached_property
     def is_ours(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 
@@ -21,8 +20,7 @@ _NOT_AN_OPTION = re.compile(
     r"\+\+rollout_corr=.*|\+rollout_corr=(null|true|false|[-+.0-9e]+|''|\"\")?", re.IGNORECASE | re.DOTALL
 )
 _PRESETS = re.compile(r"\+rollout_corr=(?P<names>[^{}()$]+)")
-_ANOTHER_PRIMARY = ("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd")
-_NO_RUN = ("--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shell-completion", "-sc")
+_NO_RUN = {"--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help", "--shell-completion", "-sc"}
 _unknown: set[str] = set()
 
 
@@ -46,31 +44,19 @@ def register_callback() -> None:
         store.store(group="hydra", name="config", node=node, provider="verl_rollout_corr")
 
 
-def register_unknown(arguments: Sequence[str], shipped: Iterable[str]) -> None:
-    """Accept presets of the command line that do not exist. Only where the whole search path is known: in verl's own
-    programs, with verl's own primary configuration.
-    """
-    main = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", None) or ""
-    options = [argument.partition("=")[0] for argument in arguments]
-    elsewhere = any("searchpath" in argument and "pkg://" in argument for argument in arguments)
-    if (
-        is_no_option(arguments)
-        or not main.startswith("verl.")
-        or elsewhere
-        or {*_ANOTHER_PRIMARY, *_NO_RUN} & set(options)
-    ):
-        return
-    let_unknown_through(arguments, shipped)
-
-
 def let_unknown_through(arguments: Sequence[str], shipped: Iterable[str]) -> None:
-    """Make Hydra compose an empty preset for names that are neither ours nor in a directory of the search path."""
-    directories = [path for argument in arguments for path in re.findall(r"file://([^\],'\"]+)", argument)]
-    for name in names_in(arguments):
-        own = any(Path(directory, "rollout_corr", f"{name}.yaml").is_file() for directory in directories)
-        if name not in shipped and not own:
+    """Have Hydra compose an empty preset for every name that is not one of ours.
+
+    Hydra searches files first: a preset of the user's own is found, wherever it is. Nothing is registered for what only
+    prints (`--help`), since no check of a run follows.
+    """
+    if is_no_option(arguments) or not _NO_RUN.isdisjoint(argument.partition("=")[0] for argument in arguments):
+        return
+    store = ConfigStore.instance()
+    for name in {*names_in(arguments)} - {*shipped}:
+        if f"{name}.yaml" not in store.repo.get("rollout_corr", {}):
             _unknown.add(name)
-            ConfigStore.instance().store(group="rollout_corr", name=name, node={}, package="_global_")
+            store.store(group="rollout_corr", name=name, node={}, package="_global_")
 
 
 def forget_unknown() -> None:
@@ -94,5 +80,5 @@ def names_in(arguments: Iterable[str]) -> list[str]:
 
 
 def is_unknown(name: str) -> bool:
-    """Whether this preset was accepted although it does not exist."""
+    """Whether this preset was let through, so that it does not exist unless a file has it."""
     return name in _unknown

@@ -63,25 +63,20 @@ class Suspect:
     def problem(self, ours: Ours) -> Problem:
         """What to write instead."""
         presets = [*ours.on, *named_presets(self.value, ours.presets)]
-        values = self._overrides()
-        lines = [] if ours.on and presets == [*ours.on] else [f"+{GROUP}={one_or_list(presets)}"]
-        write = " ".join([*lines, *values]) or f"{GROUP}.<key>=<value>"
+        write = [] if ours.on and presets == [*ours.on] else [f"+{GROUP}={one_or_list(presets)}"]
+        inside = isinstance(self.value, Mapping)
+        if self.place or inside or not write:
+            key = [GROUP, self.place, "<key>" if inside or not self.place else ""]
+            write.append(f"++{'.'.join(filter(None, key))}=<value>")
         leave = "" if self.near or ours.on else f", or add +{GROUP}=null"
         return Problem(
             self.path,
             f"is {shown(self.value)}: nothing reads this key"
             + ("." if ours.on else f", and it chooses no preset of {GROUP}, so that nothing would be corrected."),
-            f"Did you mean {GROUP}? Write {write}"
+            f"Did you mean {GROUP}? Write {' '.join(write)}"
             + ("" if ours.on else f" (in a YAML file: - {GROUP}: {one_or_list(presets)} in its defaults)")
             + f". If this key has nothing to do with rollout correction, give it another name{leave}.",
         )
-
-    def _overrides(self) -> list[str]:
-        """The first of its values where they belong."""
-        values = list(_values(mapping(self.value), self.place))
-        if self.place and not values:
-            values = [(self.place, shown(self.value).strip("'"))]
-        return [f"++{GROUP}.{key}={text}" for key, text in values[:4]]
 
 
 def suspects(composed: Mapping[str, Any], ours: Ours, is_added: Callable[[str], bool]) -> list[Suspect]:
@@ -140,9 +135,6 @@ def _suspects(node: Mapping[str, Any], path: str, ours: Ours, is_added: Callable
             yield from _suspects(mapping(cast("object", value)), here, ours, is_added)
         elif named_presets(value, ours.presets) and is_added(here):
             yield Suspect(here, value)
-        elif isinstance(value, list):
-            for i, item in enumerate(cast("list[object]", value)):
-                yield from _suspects(mapping(item), f"{here}.{i}", ours, is_added)
 
 
 def _in_verls_own(path: str, value: object, ours: Ours) -> Iterator[Suspect]:
@@ -188,10 +180,3 @@ def _is_of_our_node(key: str, value: object, ours: Ours) -> bool:
 
 def _has_bounds(value: object) -> bool:
     return any(name in mapping(value) for name in _BOUNDS)
-
-
-def _values(node: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in node.items():
-        here = f"{path}.{key}" if path else str(key)
-        inner = mapping(value)
-        yield from _values(inner, here) if inner else [(here, shown(value).strip("'"))]

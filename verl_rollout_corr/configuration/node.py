@@ -70,15 +70,12 @@ class Gathered:
 class Node:
     """A mapping and the path that leads to it, as in `rollout_corr.weights`."""
 
-    def __init__(self, value: object, path: str) -> None:
+    def __init__(self, value: object, path: str, form: str = "<key>: <value>") -> None:
+        """`form` is what a message shows of such a mapping."""
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{path} is {shown(value)}: it holds keys with values. Write {path}: {{<key>: <value>}}.")
+            raise ConfigError(f"{path} is {shown(value)}: it holds keys with values. Write {path}: {{{form}}}.")
         self.path = path
-        self.values: dict[str, Any] = {}
-        for key, item in cast("Mapping[object, Any]", value).items():
-            if not isinstance(key, str):
-                raise ConfigError(f"{path} has the key {shown(key)}: keys are text. Write a name.")
-            self.values[key] = item
+        self.values = {str(key): item for key, item in cast("Mapping[object, Any]", value).items()}
 
     def at(self, key: str) -> str:
         """The full path of a key."""
@@ -90,17 +87,20 @@ class Node:
 
     def allow(self, *known: str) -> None:
         """Refuse every other key."""
-        wrong = Gathered()
-        for key in self.values:
-            with wrong.gathering():
-                if key not in known:
-                    self.refuse(key, f"there is no such key here. {instead(key, known, hints.KEYS)}")
-        wrong.raise_any()
+        unknown = [key for key in self.values if key not in known]
+        if unknown:
+            meant = {key: instead(key, known, hints.KEYS) for key in unknown}
+            raise ConfigError(
+                *(
+                    f"{self.at(key)} is {shown(self.values[key])}: there is no such key here. {meant[key]}"
+                    for key in meant
+                )
+            )
 
-    def section(self, key: str) -> Node:
+    def section(self, key: str, *form: str) -> Node:
         """The mapping at a key; absent and null are empty."""
         value = self.values.get(key)
-        return Node({} if value is None else value, self.at(key))
+        return Node({} if value is None else value, self.at(key), *form)
 
     def word(self, key: str, words: type[Word], default: Word) -> Word:
         """One of an enum's words; absent is the default and null is refused."""

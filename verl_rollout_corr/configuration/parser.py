@@ -7,7 +7,7 @@ to write instead. `run_check.py` refuses what depends on the rest of verl's conf
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from verl_rollout_corr.configuration import hints
 from verl_rollout_corr.configuration.node import Gathered, Node, instead, listed, shown
@@ -58,7 +58,8 @@ def parse(mapping: Mapping[str, Any], *, where: str = "rollout_corr") -> Rollout
     """
     node = Node(mapping, where)
     wrong = Gathered()
-    read: dict[str, Any] = {"presets": _presets(node.values.pop("presets", None), node.at("presets"))}
+    presets: Any = node.values.pop("presets", None) or ()
+    read: dict[str, Any] = {"presets": (presets,) if isinstance(presets, str) else tuple(presets)}
     with wrong.gathering():
         node.allow(*_READERS)
     for key, reader in _READERS.items():
@@ -121,11 +122,7 @@ def _reject(node: Node) -> tuple[Criterion, ...]:
 def _criterion(parent: Node, name: str) -> Criterion:
     scope, agg, stat = criterion_words(name)
     info, two_sided = STATS[stat], takes_lower_bound(name)
-    if not isinstance(parent.values[name], Mapping):
-        example = "{lower: 0.5, upper: 2}" if two_sided else "{upper: 4}" if info.per_row else "{upper: 0.01}"
-        drop = f"leave it out (on the command line: ~{parent.at(name)})"
-        parent.refuse(name, f"a criterion has bounds. Write {name}: {example}, or {drop}.")
-    node = parent.section(name)
+    node = parent.section(name, "lower: 0.5, upper: 2" if two_sided else "upper: 4" if info.per_row else "upper: 0.01")
     node.allow("lower", "upper", "when")
     if node.values.get("lower") is not None and not two_sided:
         why = f"{name} lowers a mean" if info.two_sided else f"{stat} is a distance: small is good"
@@ -134,7 +131,7 @@ def _criterion(parent: Node, name: str) -> Criterion:
     if bounds == Bounds():
         sides = "lower, upper or both" if two_sided else "upper"
         raise ConfigError(
-            f"{node.path} is {shown(node.values)}: without a bound it can reject nothing. "
+            f"{node.path} is {shown(parent.values[name])}: without a bound it can reject nothing. "
             f"Write {sides}, or leave it out (on the command line: ~{node.path})."
         )
     return Criterion(scope=scope, agg=agg, stat=stat, bounds=bounds, when=node.optional_word("when", When))
@@ -145,35 +142,17 @@ def _dump(node: Node) -> Dump:
     directory = node.values.get("dir")
     if directory is not None and not (isinstance(directory, str) and directory):
         node.refuse("dir", "it is the path of a directory. Write a path, or null to write no dumps.")
-    every = node.count("every") if "every" in node.values else 1
-    if every is None:
-        node.refuse("every", "it is a whole number of at least 1. Write one, as in every: 10.")
     max_gb = node.bound("max_gb") if "max_gb" in node.values else Dump.max_gb
-    return Dump(dir=directory, every=every, max_gb=max_gb)
-
-
-def _presets(names: object, key: str) -> tuple[str, ...]:
-    if names is None:
-        return ()
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in cast("list[object]", names)):
-        raise ConfigError(
-            f"{key} is {shown(cast('object', names))}: the run itself writes the names of its presets. Leave it out."
-        )
-    return tuple(cast("list[str]", names))
+    return Dump(dir=directory, every=node.count("every") or Dump.every, max_gb=max_gb)
 
 
 def _baseline(config: RolloutCorrConfig, where: str) -> Iterator[str]:
-    judged = next((criterion for criterion in config.reject if criterion.when is not None), None)
-    if config.baseline is Baseline.KEPT and judged is not None:
+    judged = [f"{where}.reject.{criterion.name}.when" for criterion in config.reject if criterion.when is not None]
+    judged += [f"{where}.reject.lag"] if config.needs_staleness else []
+    if config.baseline is Baseline.KEPT and judged:
         yield (
-            f"{where}.baseline is 'kept': advantages would depend on what is kept, and by "
-            f"{where}.reject.{judged.name}.when ('{judged.when}') what is kept depends on advantages. "
-            f"Write {where}.baseline: all, or leave {where}.reject.{judged.name}.when out."
-        )
-    if config.baseline is Baseline.KEPT and config.needs_staleness:
-        yield (
-            f"{where}.baseline is 'kept': it is decided before the advantages, where the lag of a row is not known "
-            f"yet, and {where}.reject.lag looks at it. Write {where}.baseline: all, or leave {where}.reject.lag out."
+            f"{where}.baseline is 'kept': what is kept is then decided before the advantages and the lags are known, "
+            f"and {listed(judged, 'and')} depends on them. Write {where}.baseline: all, or leave {judged[0]} out."
         )
 
 
@@ -198,20 +177,17 @@ def _one_micro_batch(config: RolloutCorrConfig, where: str) -> Iterator[str]:
     """What cannot be had in bypass mode, where the loss decides on one micro-batch at a time: everything that needs the
     whole batch.
     """
-    needs: list[tuple[str, object, str]] = []
-    if config.weights is not None and config.weights.normalize is not None:
-        needs.append(("weights.normalize", config.weights.normalize, f"{where}.weights.normalize: null"))
+    needs: list[tuple[str, object, str]] = [
+        ("weights.normalize", config.weights and config.weights.normalize, "null"),
+        ("min_group_kept", config.min_group_kept, "null"),
+        ("denominator", config.denominator if config.denominator is Denominator.KEPT else None, "all"),
+        ("baseline", config.baseline if config.baseline is Baseline.KEPT else None, "all"),
+    ]
+    needs = [(key, value, f"{where}.{key}: {other}") for key, value, other in needs if value is not None]
     for criterion in config.reject:
         if criterion.scope is Scope.BATCH:
-            alike = criterion.name.replace("batch_", "seq_")
-            found = {"upper": criterion.bounds.upper}
-            needs.append((f"reject.{criterion.name}", found, f"a criterion such as {alike}"))
-    if config.min_group_kept is not None:
-        needs.append(("min_group_kept", config.min_group_kept, f"{where}.min_group_kept: null"))
-    if config.denominator is Denominator.KEPT:
-        needs.append(("denominator", config.denominator, f"{where}.denominator: all"))
-    if config.baseline is Baseline.KEPT:
-        needs.append(("baseline", config.baseline, f"{where}.baseline: all"))
+            alike = f"a criterion such as {criterion.name.replace('batch_', 'seq_')}"
+            needs.append((f"reject.{criterion.name}", {"upper": criterion.bounds.upper}, alike))
     for key, value, otherwise in needs:
         yield (
             f"{where}.{key} is {shown(value)}: it needs the whole batch, and in bypass mode the loss decides on one "

@@ -66,20 +66,12 @@ def _covariance(config: RolloutCorrConfig) -> str | None:
     )
 
 
-def _own_bypass(config: RolloutCorrConfig) -> str | None:
-    return "it is verl's own correction. Leave it out and write rollout_corr.mode: bypass."
-
-
-def _loss_of_bypass(config: RolloutCorrConfig) -> str | None:
-    return "it is the loss of bypass mode. Leave it out, or write rollout_corr.mode: bypass."
-
-
 # A policy loss that is not listed is right with every mask and every weight.
 _POLICY_LOSSES: dict[str, Callable[[RolloutCorrConfig], str | None]] = {
     "gspo": _gspo,
     "geo_mean": _geo_mean,
     "clip_cov": _covariance,
     "kl_cov": _covariance,
-    "bypass_mode": _own_bypass,
-    BYPASS_LOSS_MODE: _loss_of_bypass,
+    "bypass_mode": lambda _: "it is verl's own correction. Leave it out and write rollout_corr.mode: bypass.",
+    BYPASS_LOSS_MODE: lambda _: "it is the loss of bypass mode. Leave it out, or write rollout_corr.mode: bypass.",
 }

@@ -139,12 +139,7 @@ def _answer(what: str, *, _root_: DictConfig) -> Any:
 
 
 def _is_bypass(root: DictConfig) -> bool:
-    node = value_at(root, NAME)
-    return (
-        isinstance(node, DictConfig)
-        and not OmegaConf.is_missing(node, "mode")
-        and value_at(node, "mode") == Mode.BYPASS.value
-    )
+    return isinstance(value_at(root, NAME), Mapping) and OmegaConf.select(root, f"{NAME}.mode") == Mode.BYPASS.value
 
 
 def _is_being_composed(root: DictConfig) -> bool:

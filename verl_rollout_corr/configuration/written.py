@@ -53,13 +53,6 @@ class Document:
         """Whether it is an option of the group `rollout_corr`."""
         return self.name.startswith(_GROUP)
 
-    @property
-    def is_misplaced(self) -> bool:
-        """Whether it is a preset, or what presets include, and Hydra put it where nothing reads it."""
-        # A user's preset without a `# @package` line is composed into the group's package, which is right, too.
-        allowed = ("", "rollout_corr") if self.is_preset else ("",)
-        return (self.is_preset or self.name == BASE) and self.package not in allowed
-
     def scalars(self) -> dict[str, str]:
         """Dotted key and text of every scalar; the text of a list is empty."""
         return dict(_walk(_parsed(self.text), self.package)) if self.text else {}
@@ -124,15 +117,10 @@ def override_messages(overrides: Iterable[str]) -> Iterator[str]:
 
 
 def document_messages(documents: Iterable[Document]) -> Iterator[str]:
-    """Messages about documents: two numbers as one below `rollout_corr`, a preset that Hydra reads from another file
-    than the user's, or puts where nothing reads it.
+    """Messages about documents: two numbers as one below `rollout_corr`, and a preset that Hydra reads from another
+    file than the user's.
     """
     for document in documents:
-        if document.is_misplaced:
-            yield (
-                f"{document.name}@{document.package} puts the preset's values below {document.package}, where nothing "
-                f"reads them. Leave @{document.package} out."
-            )
         if document.is_preset and document.places[:1] == (f"pkg://{_PACKAGE}",) and len(document.places) > 1:
             yield (
                 f"{document.name}.yaml is in {', '.join(document.places)}: Hydra reads the first, so that your own "
