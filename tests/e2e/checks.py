@@ -120,7 +120,7 @@ def first_step(run: Finished, model: Any, step: Step, logged: Mapping[str, float
     computation; without correction they are not, if it `acts`.
     """
     again = independent.first_step(model, step)
-    assert logged["actor/pg_loss"] == pytest.approx(again.loss, rel=1e-5, abs=2e-6)
+    assert logged["actor/pg_loss"] == pytest.approx(again.loss, rel=3e-5, abs=4e-6)
     assert logged["actor/grad_norm"] == pytest.approx(again.grad_norm, rel=1e-4)
     for row, log_probs in zip(step.rows, again.log_probs, strict=True):
         torch.testing.assert_close(log_probs[row.mask], row.log_prob[row.mask], rtol=0, atol=2e-5)

@@ -20,8 +20,14 @@ from e2e.settings import ACTOR, ROLLOUT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(0)]
 
-K3 = {"reject.seq_mean_k3.upper": 4e-5}
-"""About the median of what BF16 rollouts give."""
+K3 = {"reject.seq_mean_k3.upper": 6.5e-5}
+"""About the median of what BF16 rollouts give: of 32 rows, which are other ones in each run, some are kept and some are
+not.
+"""
+AFTER_A_STEP = {"reject.seq_mean_k3.upper": 2e-4}
+"""About the median in bypass mode, where the later of four updates have rows of the weights before."""
+CUT = {"weights.upper": 1.001}
+"""Nearly half of all weights are cut, so that some are, whatever is sampled and kept."""
 TWICE = {f"{ACTOR}.ppo_mini_batch_size": 4, f"{ACTOR}.ppo_epochs": 2}
 """Four updates of the weights with the rows of a step, each row in two of them."""
 PLAIN = {f"{ACTOR}.use_kl_loss": False, "algorithm.use_kl_in_reward": False}
@@ -44,13 +50,13 @@ RLOO = TWICE | {"algorithm.adv_estimator": "rloo", f"{ACTOR}.use_kl_loss": True,
 BOTH = ("k3_rs", "token_is")
 PLAN = (
     # Next to no learning, so that the next update too is one of the first weights.
-    Update("two_ranks", BOTH, K3 | {"weights.upper": 1.005}, PLAIN | {f"{ACTOR}.optim.lr": 1e-8}),
-    Update("everything", ("k3_rs_token_is",), K3 | {"weights.upper": 1.005}, EVERYTHING),
-    Update("everything_again", ("k3_rs_token_is",), K3 | {"weights.upper": 1.005}, EVERYTHING),
+    Update("two_ranks", BOTH, K3 | CUT, PLAIN | {f"{ACTOR}.optim.lr": 1e-8}),
+    Update("everything", ("k3_rs_token_is",), K3 | CUT, EVERYTHING),
+    Update("everything_again", ("k3_rs_token_is",), K3 | CUT, EVERYTHING),
     Update("kl_in_reward", ("k3_rs",), K3, IN_REWARD),
     Update("kl_in_reward_again", ("k3_rs",), K3, IN_REWARD),
-    Update("rloo", ("bypass_ppo_clip_k3_rs",), K3, RLOO),
-    Update("rloo_again", ("bypass_ppo_clip_k3_rs",), K3, RLOO),
+    Update("rloo", ("bypass_ppo_clip_k3_rs",), AFTER_A_STEP, RLOO),
+    Update("rloo_again", ("bypass_ppo_clip_k3_rs",), AFTER_A_STEP, RLOO),
     Update("nan_of_the_actor", ("bypass_ppo_clip",), {}, PLAIN),
 )
 SAVED = 7
@@ -62,7 +68,7 @@ METRICS = {
     "rloo": {"actor/kl_loss"},
     "rloo_again": {"actor/kl_loss"},
 }
-RESUMED = (Update("resumed", ("k3_rs_token_is",), K3 | {"weights.upper": 1.005}, EVERYTHING),)
+RESUMED = (Update("resumed", ("k3_rs_token_is",), K3 | CUT, EVERYTHING),)
 
 
 def common(assets: Path, saved: Path) -> dict[str, Any]:
@@ -126,7 +132,7 @@ NAMES = tuple(update.name for update in PLAN if update.name != "nan_of_the_actor
 
 def test_every_process_says_what_is_active(ran: Planned) -> None:
     assert ran.lines
-    words = ("preset=k3_rs+token_is", "weights=token[-,1.005]truncate", "criteria=seq_mean_k3[-,4e-05]")
+    words = ("preset=k3_rs+token_is", "weights=token[-,1.001]truncate", "criteria=seq_mean_k3[-,6.5e-05]")
     checks.said(ran.run, actors=2, words=words)
 
 
@@ -152,8 +158,8 @@ def test_weights_and_keep_in_the_loss_are_the_oracles(ran: Planned, name: str) -
     checks.partly_rejected(step)
     if step.config["weights"]["level"] is not None:
         weights = [w for row in step.rows for w in row.columns["rollout_is_weights"][row.keep].tolist()]
-        assert max(weights) == pytest.approx(1.005, rel=1e-6)
-        assert min(weights) < max(weights) - 1e-3
+        assert max(weights) == pytest.approx(1.001, rel=1e-6)
+        assert min(weights) < 1.0
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -33,13 +33,13 @@ CUT = {"weights.upper": 0.995}
 
 PLAN = (
     Update("token_is", ("token_is",), CUT, STILL),
-    Update("bypass", ("bypass_reinforce", "k3_rs"), K3 | {"weights.upper": 1.01}, STILL),
+    Update("bypass", ("bypass_reinforce", "k3_rs"), K3 | {"weights.upper": 1.002}, STILL),
     Update("kept", ("k3_rs",), K3 | {"denominator": "kept"}, KEPT | STILL),
-    Update("remax", ("k3_rs_seq_is",), K3 | {"weights.upper": 1.01}, REMAX),
+    Update("remax", ("k3_rs_seq_is",), K3 | {"weights.upper": 1.0}, REMAX),
     Update("token_is_again", ("token_is",), CUT),
-    Update("bypass_again", ("bypass_reinforce", "k3_rs"), K3 | {"weights.upper": 1.01}),
+    Update("bypass_again", ("bypass_reinforce", "k3_rs"), K3 | {"weights.upper": 1.002}),
     Update("kept_again", ("k3_rs",), K3 | {"denominator": "kept"}, KEPT),
-    Update("remax_again", ("k3_rs_seq_is",), K3 | {"weights.upper": 1.01}, REMAX),
+    Update("remax_again", ("k3_rs_seq_is",), K3 | {"weights.upper": 1.0}, REMAX),
     Update("nan", ("k3_rs",), engine="nan"),
 )
 NAMES = tuple(update.name for update in PLAN if update.name != "nan")
@@ -69,7 +69,8 @@ def test_weights_and_keep_in_the_loss_are_the_oracles(ran: Planned, name: str) -
     if upper is not None:
         weights = [w for row in step.rows for w in row.columns["rollout_is_weights"][row.keep].tolist()]
         assert max(weights) == pytest.approx(upper, rel=1e-6)
-        # By how much the engine is off is the samples' own: of 32 rows, few may be kept.
+        # By how much the engine is off is the samples' own, and of 32 rows few may be kept: the bound is about the
+        # median of what is kept.
         assert min(weights) < max(weights) - 1e-3
 
 
@@ -92,7 +93,7 @@ def test_the_denominator_is_what_is_kept_over_both_ranks(ran: Planned, model: Pa
     assert 0 < kept < tokens
     again = independent.first_step(model, step, divisor=kept)
     error = abs(step.loss - again.total)
-    assert error < 2e-6
+    assert error < 4e-6
     assert abs(step.loss - independent.first_step(model, step, divisor=tokens).total) > max(20 * error, 1e-6)
 
 
