@@ -12,6 +12,10 @@ DEFAULTS: dict[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # vLLM would bind its threads to cores that the trainer needs too.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # With 1, vLLM's CPU platform makes `distributed_executor_backend: uni` into mp, a further process for each server
+    # that imports vLLM (vllm/platforms/cpu.py, check_and_update_config). verl's server has its engine in a process of
+    # its own either way.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # Trainer, rollout server and agent loop share the cores: many threads would only wait for each other.
     "OMP_NUM_THREADS": "1",
     # Compiling needs a C++ compiler and takes longer than the models that one trains on a CPU.
