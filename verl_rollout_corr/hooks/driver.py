@@ -44,9 +44,10 @@ def update_actor(
     Raises InputError for a batch that cannot be corrected, HookError if the workers did not apply the decision or run
     other code than this process.
     """
-    state, dumps = state_of(trainer), config.dump.takes(trainer.global_steps)
+    state = state_of(trainer)
     if state.known is None:
         state.known = _before_the_first(trainer)
+    dumps = config.dump.takes(trainer.global_steps)
     batch = adapter.fetch(dump.COLUMNS if dumps else ())
     history = history_of(trainer.actor_rollout_wg)
     lags = history.lags(batch.versions, _updates_behind_train(trainer, config, state.known))
