@@ -7,24 +7,13 @@ import math
 
 from verl_rollout_corr.kernels.machine import bits_of, float_of, inline
 
-# (e^f - 1 - f) / f^2 for |f| <= ln(2) / 2, interpolated at Chebyshev nodes: relative error below 3e-16.
-_C0, _C1, _C2, _C3, _C4 = (
-    0.5000000000000001,
-    0.16666666666666669,
-    0.04166666666662348,
-    0.008333333333330011,
-    0.0013888888917538296,
-)
-_C5, _C6, _C7, _C8, _C9 = (
-    0.00019841269863303223,
-    2.4801520792572694e-05,
-    2.75572680728901e-06,
-    2.762032742826824e-07,
-    2.5100569275813683e-08,
-)
-_LOG2_E = 1 / math.log(2)
-_LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10  # the first has 32 zero bits at its end
-_ROUND = 1.5 * 2.0**52  # a number next to it has no fraction: adding it rounds, and leaves the integer in the last bits
+# (e^f - 1 - f) / f^2 for |f| <= ln(2) / 2, interpolated at Chebyshev nodes: relative error below 1e-12.
+_C0, _C1, _C2, _C3 = 0.4999999999995507, 0.16666666666662583, 0.041666666786337556, 0.008333333344209506
+_C4, _C5, _C6, _C7 = 0.001388883909064138, 0.00019841224581544105, 2.4867883453521802e-05, 2.761757684835413e-06
+_LOG2_E, LN2 = 1 / math.log(2), math.log(2)
+"""The logarithm of 2."""
+_ROUND = 1.5 * 2.0**52 + 1023
+"""A number next to it has no fraction: adding it rounds, and leaves the integer and the exponents' bias in its bits."""
 
 _LOW, _HIGH = math.exp(-20.0), math.exp(20.0)
 _OFF_LOW, _OFF_HIGH = math.expm1(-20.0), math.expm1(20.0)
@@ -34,18 +23,15 @@ _OFF_LOW, _OFF_HIGH = math.expm1(-20.0), math.expm1(20.0)
 def exp_parts(x: float):
     """s, f, g with e^x = s (1 + f + g) and s a power of two; for |x| < ln(2)/2, s = 1, f = x and g = e^x - 1 - x.
 
-    For x in [-700, 700].
+    For x in [-700, 700]. The sum of powers is in two parts, which the processor computes side by side.
     """
     shifted = x * _LOG2_E + _ROUND
-    whole = shifted - _ROUND
-    f = (x - whole * _LN2_HIGH) - whole * _LN2_LOW
-    s = float_of((bits_of(shifted) + 1023) << 52)
+    f = x - (shifted - _ROUND) * LN2
+    s = float_of(bits_of(shifted) << 52)
     f2 = f * f
-    f4 = f2 * f2
-    low = (_C0 + _C1 * f) + (_C2 + _C3 * f) * f2
-    high = (_C4 + _C5 * f) + (_C6 + _C7 * f) * f2
-    g = f2 * (low + (high + (_C8 + _C9 * f) * f4) * f4)
-    return s, f, g
+    even = _C0 + f2 * (_C2 + f2 * (_C4 + f2 * _C6))
+    odd = _C1 + f2 * (_C3 + f2 * (_C5 + f2 * _C7))
+    return s, f, f2 * (even + f * odd)
 
 
 @inline
@@ -56,34 +42,41 @@ def ratio(x: float) -> float:
 
 
 @inline
-def of_token(train: float, rollout: float, near: bool):
-    """l, k3, r, r - 1, pi_train - mu and mu - 1, of valid log-probs; `maths.statistics` says what they mean.
+def off_bounded(log_ratio: float, off_one: float) -> float:
+    """The clipped r minus 1, from e^l - 1."""
+    return min(max(off_one, _OFF_LOW), _OFF_HIGH) if log_ratio >= -1e300 else -1.0
 
-    `near`: a constant; True promises |l| <= 20, where nothing is clipped. pi_train - mu is computed as mu (e^l - 1),
-    which does not cancel, unlike a difference of two exponentials.
+
+@inline
+def of_log_ratio(train: float, rollout: float, near: bool):
+    """l, k3, r, r - 1 and e^l - 1, of valid log-probs; `maths.statistics` says what they mean.
+
+    `near`: a constant; True promises |l| <= 20, where nothing is clipped.
     """
     log_ratio = train - rollout
     s, f, g = exp_parts(log_ratio if near else max(log_ratio, -700.0))  # at most 100.001: log mu is at least -100
-    grown = s * (f + g)
-    size, off_one = s + grown, (s - 1.0) + grown
+    grown, less = f + g, s - 1.0
+    size, off_one = s * grown + s, s * grown + less
     # With s = 1 and f = l the bracket is exactly 0.
-    k3 = s * g + ((s * f + (s - 1.0)) - log_ratio)
-    s, f, g = exp_parts(rollout)
-    grown = s * (f + g)
-    probability, off_certain = s + grown, (s - 1.0) + grown
+    k3 = s * g + ((s * f + less) - log_ratio)
     if near:
-        return log_ratio, k3, size, off_one, probability * off_one, off_certain
+        return log_ratio, k3, size, off_one, off_one
     possible = log_ratio >= -1e300
-    ratio_ = min(max(size, _LOW), _HIGH) if possible else 0.0
-    bounded = min(max(off_one, _OFF_LOW), _OFF_HIGH) if possible else -1.0
+    bounded = off_bounded(log_ratio, off_one)
     k3 = k3 if abs(log_ratio) <= 20.0 else bounded - log_ratio
-    return log_ratio, k3, ratio_, bounded, probability * (off_one if possible else -1.0), off_certain
+    return log_ratio, k3, min(max(size, _LOW), _HIGH) if possible else 0.0, bounded, off_one if possible else -1.0
+
+
+@inline
+def of_rollout(rollout: float):
+    """Mu and mu - 1 of a valid log mu."""
+    s, f, g = exp_parts(rollout)
+    grown = f + g
+    return s * grown + s, s * grown + (s - 1.0)
 
 
 # log((1 + s) / (1 - s)) / s - 2, in powers of s^2, for |s| <= 0.21
 _A1, _A2, _A3, _A4, _A5, _A6, _A7, _A8, _A9, _A10 = (2.0 / (2 * k + 1) for k in range(1, 11))
-LN2 = math.log(2)
-"""The logarithm of 2."""
 
 
 @inline

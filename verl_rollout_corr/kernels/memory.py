@@ -31,10 +31,12 @@ BLOCK = 512
     TV_STAT,
     BKL,
     BKL_MU,
-) = (slot * BLOCK for slot in range(18))
-SLOTS = 18
-"""log pi_train, log mu, l, k3, r = exp(clip(l)), pi_train - mu, applied weights, anything; int64 0 or 1: kept so
-far, may be rejected, 1 always; advantages, prefix weights; statistics that are computed where a criterion asks."""
+    GROWN,
+) = (slot * BLOCK for slot in range(19))
+SLOTS = 19
+"""log pi_train, log mu, l, k3, r = exp(clip(l)) where something reads it, pi_train - mu, applied weights, anything;
+int64 0 or 1: kept so far, may be rejected, 1 always; advantages, prefix weights; statistics that are computed where a
+criterion asks; e^l - 1."""
 
 # work: sums of a block, and then of the row
 SUM_WORDS = 9
@@ -104,7 +106,7 @@ POSITION_SUMS = PROBABILITY_SUMS + 5 * BIN_WORDS
 STALENESS_SUMS = POSITION_SUMS + 7 * BIN_WORDS
 """Sums by bin of the lag."""
 HISTOGRAM = STALENESS_SUMS + 7 * BIN_WORDS
-"""int64 counts, in two tables used in turn, so that two tokens of the same bin need not wait for each other."""
+"""int64 counts, in two tables, one behind the other."""
 
 # sums of one criterion, of the weights
 UNITS, TOTAL, TOKENS, FAILED_SEQS, MAXIMUM, MINIMUM = range(6)
@@ -173,7 +175,9 @@ J_TRAIN, J_ROLLOUT, J_MASK, J_ADVANTAGE = (tensor * TENSOR_WORDS for tensor in r
     J_STAGES,
     J_STAGE_COUNT,
     J_CHECK,
-    J_MISMATCH,
+    J_RATIOS,
+    J_PROBABILITIES,
+    J_POSITIONS,
     J_BINS,
     J_TURNS,
     J_JUDGES_TOKENS,
@@ -186,8 +190,8 @@ J_TRAIN, J_ROLLOUT, J_MASK, J_ADVANTAGE = (tensor * TENSOR_WORDS for tensor in r
     J_END_TURN,
     J_END_ROW,
     J_REJECT_ROW,
-) = (4 * TENSOR_WORDS + word for word in range(28))
-JOB_WORDS = 4 * TENSOR_WORDS + 28
+) = (4 * TENSOR_WORDS + word for word in range(30))
+JOB_WORDS = 4 * TENSOR_WORDS + 30
 """Addresses, bytes and bits of the answer, and which phase gives the weights (NO_WEIGHTS: none); arrays of a word per
 row; stages; what is asked; how many words the sums of a chunk have, where in work they are saved; what went wrong;
 the functions of the walk."""

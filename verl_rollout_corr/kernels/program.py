@@ -52,6 +52,7 @@ class Program:
     weight_stage: int = -1
     nan_stage: int = -1
     judges_tokens: bool = False
+    reads_ratio: bool = False
     turns: bool = False
 
     @property
@@ -171,6 +172,7 @@ def _add_criterion(program: Program, index: int, criterion: Criterion) -> None:
         program.add(phase, judging.gather, judging.close_criterion, S_AGG=_AGG[criterion.agg], **words)
     else:
         words["S_MAY"] = _may(program, criterion)
+        program.reads_ratio |= k1
         if criterion.scope is Scope.BATCH:
             program.batch.append(index)
             program.add(m.ON_BLOCK, judging.sum_statistic, **words)
@@ -207,6 +209,7 @@ def _add_weights(program: Program, weights: Weights) -> None:
     if weights.level is Level.PREFIX_SUM:
         slot = m.PREFIX
         program.add(m.ON_BLOCK, weighing.prefix_ratios)
+    program.reads_ratio |= slot == m.RATIO
     program.weight_stage = program.add(m.ON_BLOCK, weighing.weigh_tokens, S_SLOT=slot, **words)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from verl_rollout_corr.kernels import memory as m
+from verl_rollout_corr.kernels.bins import next_edge, position_bin, staleness_bin
 from verl_rollout_corr.kernels.exponential import ratio
 from verl_rollout_corr.kernels.judging import start_unit
 from verl_rollout_corr.kernels.machine import (
@@ -20,34 +21,7 @@ from verl_rollout_corr.kernels.machine import (
     put_int,
 )
 from verl_rollout_corr.kernels.stages import stage
-from verl_rollout_corr.maths.bins import POSITION, STALENESS
 from verl_rollout_corr.maths.collection import CONSTANT_FROM
-
-_P1, _P2, _P3, _P4, _P5, _P6 = POSITION.edges
-_G0, _G1, _G2, _G3, _G4, _G5 = STALENESS.edges
-_FAR = 1 << 62
-
-
-@inline
-def position_bin(position):
-    """The bin of a position."""
-    reached = (position >= _P1) + (position >= _P2) + (position >= _P3)
-    return reached + (position >= _P4) + (position >= _P5) + (position >= _P6)
-
-
-@inline
-def next_edge(position):
-    """The first edge of the bins above a position."""
-    if position < _P3:
-        return _P1 if position < _P1 else _P2 if position < _P2 else _P3
-    return _P4 if position < _P4 else _P5 if position < _P5 else _P6 if position < _P6 else _FAR
-
-
-@inline
-def staleness_bin(lag):
-    """The bin of a lag."""
-    reached = (lag >= _G0) + (lag >= _G1) + (lag >= _G2)
-    return reached + (lag >= _G3) + (lag >= _G4) + (lag >= _G5)
 
 
 @inline
@@ -153,7 +127,9 @@ def answer_piece(work, totals, job, position, first, count, ends):
     prefetch(keep + count * size, count * size)
     call(get_int(job, m.J_KEEP_STORE), work, get_int(job, m.J_KEEP_ONE), keep, first, count)
     if get_int(job, m.J_WEIGHT_PHASE) == m.ON_BLOCK:
-        call(get_int(job, m.J_WEIGHT_STORE), work, 0, get_int(work, m.WEIGHTS_ROW) + 4 * position, first, count)
+        weights = get_int(work, m.WEIGHTS_ROW) + 4 * position
+        prefetch(weights + 4 * count, 4 * count)
+        call(get_int(job, m.J_WEIGHT_STORE), work, 0, weights, first, count)
     kept = count
     if get_int(job, m.J_JUDGES_TOKENS) != 0:
         kept = 0
@@ -179,13 +155,17 @@ def flush(work, totals, job, unused, count):
     call(get_int(job, m.J_CHECK), work, totals, 0, 0, count)
     if get_int(work, m.INVALID) != 0:
         return
-    call(get_int(job, m.J_MISMATCH), work, totals, 0, 0, count)
+    call(get_int(job, m.J_RATIOS), work, totals, 0, 0, count)
+    call(get_int(job, m.J_PROBABILITIES), work, totals, 0, 0, count)
     for word in range(m.SUM_WORDS):
         add(work, m.ROW_SUMS + word, get(work, m.BLOCK_SUMS + word))
     if get_int(job, m.J_BINS) != 0:
-        at = m.POSITION_SUMS + position_bin(position) * m.BIN_WORDS
-        for word in range(m.BIN_WORDS):
-            add(totals, at + word, get(work, m.BLOCK_SUMS + word))
+        if next_edge(position) - position >= count:
+            at = m.POSITION_SUMS + position_bin(position) * m.BIN_WORDS
+            for word in range(m.BIN_WORDS):
+                add(totals, at + word, get(work, m.BLOCK_SUMS + word))
+        else:
+            call(get_int(job, m.J_POSITIONS), work, totals, 0, position, count)
     if get_int(job, m.J_JUDGES_TOKENS) != 0:
         for index in range(count):
             put_int(work, m.KEEP + index, 1)
@@ -212,6 +192,7 @@ def start_row(work, job, row, start):
     put_int(work, m.WEIGHTS_ROW, get_int(job, m.J_WEIGHTS) + 4 * start)
     put_int(work, m.LAG, get_int(get_int(job, m.J_LAGS), row))
     put_int(work, m.INVALID, 0)
+    put_int(work, m.BAD_MASK, 0)
     put_int(work, m.CONSTANT, 0)
     put_int(work, m.KEPT, 0)
     put_int(work, m.LOST, 0)
@@ -236,11 +217,8 @@ def read_run(work, totals, job, row, start, end):
     advantage = row_address(job, m.J_ADVANTAGE, row, before)
     position = start
     while position < end and get_int(work, m.INVALID) == 0:
-        filled, limit = get_int(work, m.FILLED), m.BLOCK
-        if get_int(job, m.J_BINS) != 0:
-            done = get_int(work, m.POSITION)
-            limit = min(limit, next_edge(done) - done)
-        take = min(end - position, limit - filled)
+        filled = get_int(work, m.FILLED)
+        take = min(end - position, m.BLOCK - filled)
         read(job, m.J_TRAIN, work, m.TRAIN + filled, train, position, take)
         read(job, m.J_ROLLOUT, work, m.ROLLOUT + filled, rollout, position, take)
         if get_int(job, m.J_ADVANTAGE + m.READ) != 0:
@@ -252,8 +230,8 @@ def read_run(work, totals, job, row, start, end):
         put_int(work, at + 2, 1 if position == end else 0)
         bump(work, m.PIECE_COUNT, 1)
         put_int(work, m.FILLED, filled + take)
-        if filled + take == limit:
-            call(get_int(job, m.J_FLUSH), work, totals, job, 0, limit)
+        if filled + take == m.BLOCK:
+            call(get_int(job, m.J_FLUSH), work, totals, job, 0, m.BLOCK)
 
 
 @inline
@@ -343,11 +321,16 @@ def walk_row(work, totals, job, row, unused):
     start_row(work, job, row, start)
     mask = row_address(job, m.J_MASK, row, start)
     position = 0
-    while next_run(work, job, mask, position, length) and get_int(work, m.INVALID) == 0:
+    # The mask is read as far as a block, so that memory can fetch the next part meanwhile. The end of a turn shows only
+    # in a mask that is read as a whole.
+    window, item = length if get_int(job, m.J_TURNS) != 0 else m.BLOCK, get_int(job, m.J_MASK + m.ITEM_BYTES)
+    while position < length and get_int(work, m.INVALID) == 0 and get_int(work, m.BAD_MASK) == 0:
+        limit = min(length, position + window)
+        next_run(work, job, mask, position, limit)
+        prefetch(mask + limit * item, min(length - limit, m.BLOCK) * item)
         clear_answer(work, job, position, get_int(work, m.RUN_START))
         position = get_int(work, m.RUN_END)
         read_run(work, totals, job, row, get_int(work, m.RUN_START), position)
-    clear_answer(work, job, position, length)
     filled = get_int(work, m.FILLED)
     if (filled > 0) & (get_int(work, m.INVALID) == 0):
         call(get_int(job, m.J_FLUSH), work, totals, job, 0, filled)

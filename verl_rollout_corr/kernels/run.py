@@ -13,6 +13,8 @@ from verl_rollout_corr.grammar import Invalid, Metrics
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels import revisit, rows, tensors, tokens
 from verl_rollout_corr.kernels.allocation import aligned
+from verl_rollout_corr.kernels.bins import sum_positions
+from verl_rollout_corr.kernels.probabilities import PROBABILITIES
 from verl_rollout_corr.kernels.program import Program
 from verl_rollout_corr.kernels.question import Question
 from verl_rollout_corr.kernels.threads import chunk_bounds, in_turn
@@ -66,7 +68,9 @@ class Run:
         job[m.J_STAGES], job[m.J_STAGE_COUNT] = program.table.ctypes.data, len(program.table)
         job[m.J_BINS] = bins = program.config.metrics is Metrics.ALL
         job[m.J_CHECK] = tokens.check.address
-        job[m.J_MISMATCH] = (tokens.mismatch_in_bins if bins else tokens.mismatch).address
+        job[m.J_RATIOS] = tokens.RATIOS[bins, program.reads_ratio].address
+        job[m.J_PROBABILITIES] = PROBABILITIES[bins].address
+        job[m.J_POSITIONS] = sum_positions.address if bins else 0
         job[m.J_TURNS], job[m.J_JUDGES_TOKENS] = program.turns, program.judges_tokens
         job[m.J_REJECT_INVALID] = program.config.invalid is Invalid.REJECT
         job[m.J_SUM_WORDS], job[m.J_SAVED] = program.sum_words, m.WORK_WORDS + m.WORDS * len(program.table)

@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_rollout_corr.grammar import LEVELS, Scope, Stat
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels import revisit, tensors, tokens
+from verl_rollout_corr.kernels import probabilities, revisit, tensors, tokens
 from verl_rollout_corr.kernels.allocation import aligned
 from verl_rollout_corr.kernels.program import criterion_at, second_pass, weights_at
 from verl_rollout_corr.kernels.run import Run
@@ -54,9 +54,11 @@ class SecondLook:
     def _again(self, index: int, stage: Stage, cells: np.ndarray, words: dict[int, int], **settings: float) -> None:
         """Passes over the tokens again for a criterion; `cells`: of each chunk what `stage` reads and writes."""
         run = self.run
-        alone = run.program.config.reject[index].stat in (Stat.K1, Stat.K2)
-        job = {m.J_MISMATCH: (tokens.log_ratios if alone else tokens.mismatch).address}
-        job |= {m.J_CHECK: revisit.nothing.address} if alone else {}
+        stat, nothing = run.program.config.reject[index].stat, revisit.nothing.address
+        alone, of_ratio = stat in (Stat.K1, Stat.K2), stat in (Stat.K3, Stat.ABS)
+        job = {m.J_RATIOS: (tokens.log_ratios if alone else tokens.ratios).address}
+        job[m.J_PROBABILITIES] = nothing if alone or of_ratio else probabilities.probabilities.address
+        job |= {m.J_CHECK: nothing} if alone else {}
         job |= {m.J_KEEP_STORE: revisit.nothing.address, m.J_END_ROW: revisit.nothing.address} | words
         behind = run.program.sum_words  # where the stages before write what nobody asks for
         whole = np.zeros((len(cells), behind + cells.shape[1]), dtype=cells.dtype)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels.exponential import LN2, exp_parts, log1p, log_beyond, of_token
+from verl_rollout_corr.kernels.exponential import LN2, exp_parts, log1p, log_beyond, of_rollout, off_bounded
 from verl_rollout_corr.kernels.machine import bits_of, float_of, get, get_int, inline, put
 from verl_rollout_corr.kernels.stages import Stage, stage
 
@@ -23,7 +23,7 @@ def k2(work, totals, settings, first, count):
 def absolute(work, totals, settings, first, count):
     """|r - 1|."""
     for i in range(count):
-        put(work, m.ABS + i, abs(of_token(get(work, m.TRAIN + i), get(work, m.ROLLOUT + i), False)[3]))
+        put(work, m.ABS + i, abs(off_bounded(get(work, m.LOG_RATIO + i), get(work, m.GROWN + i))))
 
 
 @stage
@@ -68,7 +68,7 @@ def certain(log: float):
 
 @inline
 def divergences(log_ratio: float, k3: float, difference: float, q: float, exact_not_q: float):
-    """Both Bernoulli divergences, (p || q) and (q || p), from the results of `of_token`, where nothing was clipped.
+    """Both Bernoulli divergences, (p || q) and (q || p), of a token of which nothing was clipped.
 
     With phi(x) = x e^x - e^x + 1 as in the definition: q phi(-l) r = q k3 and q phi(l) = q (l (r - 1) - k3), and the
     same of the complements, for which one logarithm serves both directions.
@@ -100,10 +100,9 @@ def plain(work, count):
 @inline
 def block_divergences(work, i):
     """Both divergences of a token of the block."""
-    s, f, g = exp_parts(get(work, m.ROLLOUT + i))
-    grown = s * (f + g)
+    q, off_certain = of_rollout(get(work, m.ROLLOUT + i))
     log_ratio, k3, difference = get(work, m.LOG_RATIO + i), get(work, m.K3 + i), get(work, m.DIFFERENCE + i)
-    return divergences(log_ratio, k3, difference, s + grown, -((s - 1.0) + grown))
+    return divergences(log_ratio, k3, difference, q, -off_certain)
 
 
 @stage

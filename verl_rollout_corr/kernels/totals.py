@@ -112,7 +112,7 @@ def sums_of(program: Program, chunks: np.ndarray, rows: dict[Sum, float]) -> Sum
     total[plain] = chunks[:, plain].sum(axis=0)
     total[lowest] = chunks[:, lowest].min(axis=0)
     total[highest] = chunks[:, highest].max(axis=0)
-    counts = chunks.view(np.int64)[:, counted].sum(axis=0).reshape(COUNT, 2).sum(axis=1)
+    counts = chunks.view(np.int64)[:, counted].sum(axis=0).reshape(2, COUNT).sum(axis=0)
     words = np.concatenate([total, [rows[entry] for entry in ROW_ENTRIES]])
     layout = program.layout
     totals, maxima = (torch.from_numpy(words[at] * sign) for at, sign in (_places(layout, kind) for kind in _KINDS))
