@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_rollout_corr import correct, finalize
-from verl_rollout_corr.maths.histogram import CENTRE, COUNT, SIDE, abs_quantile, bin_index, edge, quantile
+from verl_rollout_corr.maths.histogram import CENTRE, COUNT, SIDE, abs_quantile, counts_by_bin, edge, quantile
 
 PERCENT = (1, 50, 99)
 
 
 def index_of(value: float) -> int:
-    return int(bin_index(torch.tensor([value], dtype=torch.float64)))
+    (found,) = counts_by_bin(torch.tensor([value], dtype=torch.float64), torch.tensor([1])).nonzero().tolist()
+    return found[0]
 
 
 def expected(value: float) -> int:

@@ -16,7 +16,7 @@ from verl_rollout_corr.grammar import Agg, RolloutCorrConfig, Stat
 from verl_rollout_corr.maths import sum_table as s
 from verl_rollout_corr.maths.bins import POSITION, PROBABILITY, STALENESS
 from verl_rollout_corr.maths.criteria import Verdict
-from verl_rollout_corr.maths.histogram import COUNT, bin_index
+from verl_rollout_corr.maths.histogram import counts_by_bin
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, ratio
 from verl_rollout_corr.maths.statistics import statistic
 from verl_rollout_corr.maths.sum_table import Sum, layout
@@ -57,7 +57,7 @@ class Outcome:
 class _Parts:
     """What is summed over tokens, by bin and by row: numbers, 0 outside the response, and 0 where l is -inf but for tv.
 
-    Of tokens they are (B, T), as the sums of rows (B,). `n` and `finite` are integers.
+    Of tokens they are (B, T), as the sums of rows (B,). `n` and `finite` are integers, and may be the same tensor.
     """
 
     n: Tensor
@@ -76,19 +76,18 @@ def collect(outcome: Outcome, config: RolloutCorrConfig) -> Sums:
     """The sums of one corrected batch, in the layout of `config`."""
     entries = layout(config)
     tokens = outcome.tokens
-    log_ratio = tokens.log_ratio.nan_to_num(neginf=0.0)
     parts = _Parts(
-        n=tokens.mask.long(),
-        finite=tokens.finite.long(),
-        log_ratio=log_ratio,
-        abs_log_ratio=log_ratio.abs(),
-        k3=statistic(Stat.K3, tokens).nan_to_num(posinf=0.0),
+        n=tokens.n,
+        finite=tokens.n if tokens.all_finite else tokens.finite.long(),
+        log_ratio=tokens.finite_log_ratio,
+        abs_log_ratio=tokens.abs_log_ratio,
+        k3=tokens.finite_k3,
         tv=statistic(Stat.TV, tokens),
     )
     rows = parts.of_rows()
     lag = torch.full_like(rows.n, -1) if outcome.staleness is None else outcome.staleness.long()
     values: Values = _rejection(outcome)
-    values |= _tokens(tokens, parts, rows) | _moments(tokens) | _sequences(tokens, rows) | _lags(lag, rows)
+    values |= _tokens(tokens, parts, rows) | _moments(tokens, rows) | _sequences(tokens, rows) | _lags(lag, rows)
     if entries.bins:
         values |= _bins(tokens, lag, parts, rows)
     if entries.criteria:
@@ -103,21 +102,21 @@ def _maximum(values: Tensor, where: Tensor) -> Tensor:
     """The maximum of the values where `where` is True; -inf if it is True nowhere, or if the tensor is empty."""
     if not values.numel():
         return values.new_full((), -torch.inf)
-    return torch.where(where, values, -torch.inf).max()
+    return torch.where(where, values, -torch.inf).amax()
 
 
 def _negated_minimum(values: Tensor, where: Tensor) -> Tensor:
     """The maximum of the negated values where `where` is True, likewise."""
     if not values.numel():
         return values.new_full((), -torch.inf)
-    return -torch.where(where, values, torch.inf).min()
+    return -torch.where(where, values, torch.inf).amin()
 
 
 def _largest(values: Tensor, count: Tensor) -> Tensor:
     """The maximum of values that are at least 0, among them `count` of interest, the others 0; -inf without any."""
     if not values.numel():
         return values.new_full((), -torch.inf)
-    return torch.where(count > 0, values.max(), -torch.inf)
+    return torch.where(count > 0, values.amax(), -torch.inf)
 
 
 def _total(values: Tensor, where: Tensor) -> Tensor:
@@ -130,7 +129,9 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _rejection(outcome: Outcome) -> Values:
-    tokens, kept = outcome.mask.sum(dim=1), outcome.keep.sum(dim=1)
+    all_valid = outcome.mask is outcome.tokens.mask
+    tokens = outcome.tokens.count if all_valid else outcome.mask.sum(dim=1)
+    kept = outcome.keep.sum(dim=1)
     return {
         s.ALL_TOKENS: tokens.sum(),
         s.ALL_SEQS: (tokens > 0).sum(),
@@ -142,19 +143,19 @@ def _rejection(outcome: Outcome) -> Values:
 
 
 def _tokens(tokens: TokenLogProbs, parts: _Parts, rows: _Parts) -> Values:
-    count = rows.n.sum()
+    count, finite = rows.n.sum(), rows.finite.sum()
     return {
         s.TOKENS: count,
-        s.FINITE: rows.finite.sum(),
+        s.FINITE: finite,
         s.KL: -rows.log_ratio.sum(),
         s.K3: rows.k3.sum(),
-        s.ABS: statistic(Stat.ABS, tokens).sum(),
-        s.RATIO_SQUARED: tokens.ratio.square().sum(),
+        s.ABS: tokens.finite_growth.abs().sum() + (count - finite),  # it is 1 where r is 0
+        s.RATIO_SQUARED: _dot(tokens.ratio, tokens.ratio),
         s.PROB_DIFF: rows.tv.sum(),
         s.PROB_DIFF_MAX: _largest(parts.tv, count),
         s.ZERO_ROLLOUT: _zeros(tokens.rollout, tokens.train),
         s.ZERO_TRAIN: _zeros(tokens.train, tokens.rollout),
-        s.LOG_RATIOS: _per_bin(COUNT, _in_turn(bin_index(tokens.log_ratio), COUNT), parts.n),
+        s.LOG_RATIOS: counts_by_bin(tokens.log_ratio, parts.n),
     }
 
 
@@ -165,13 +166,14 @@ def _zeros(log_probs: Tensor, others: Tensor) -> Tensor:
     return _dot(zero, torch.lt(others, SUSPICIOUS_LOG_PROB, out=torch.empty_like(others)))
 
 
-def _moments(tokens: TokenLogProbs) -> Values:
+def _moments(tokens: TokenLogProbs, rows: _Parts) -> Values:
     # Outside the response both probabilities are exp(0) = 1; their distance from the centre, which is 1, is 0.
     q = tokens.rollout_probability
     centre = torch.ge(q, 0.5, out=torch.empty_like(q))
+    outside = q.numel() - rows.n.sum()
     p, q, rare = tokens.train_probability - centre, q - centre, 1 - centre
     return {
-        s.FREQUENT: centre.sum() - (~tokens.mask).sum(),
+        s.FREQUENT: centre.sum() - outside,
         s.RARE_P: _dot(rare, p),
         s.RARE_Q: _dot(rare, q),
         s.FREQUENT_P: _dot(centre, p),
@@ -184,10 +186,10 @@ def _moments(tokens: TokenLogProbs) -> Values:
 
 def _sequences(tokens: TokenLogProbs, rows: _Parts) -> Values:
     some, exists, count = rows.finite > 0, rows.n > 0, rows.finite.clamp(min=1)
-    mean_train = tokens.train.nan_to_num(neginf=0.0).sum(dim=1) / count
+    mean_train = tokens.unless_impossible(tokens.train).sum(dim=1) / count
     gap = -rows.log_ratio / count
     # Not mean_train + gap: beside a log pi_train of -60000 that loses seven digits of a log mu near 0.
-    mean_rollout = torch.where(tokens.finite, tokens.rollout, 0.0).sum(dim=1) / count
+    mean_rollout = tokens.unless_impossible(tokens.rollout).sum(dim=1) / count
     product = ratio(tokens.log_ratio.sum(dim=1))
     return {
         s.SEQS: exists.sum(),
@@ -200,22 +202,24 @@ def _sequences(tokens: TokenLogProbs, rows: _Parts) -> Values:
         s.SEQ_ABS_GAP: gap.abs().sum(),
         s.SEQ_PPL_RATIO: _total(ratio(gap), some),
         s.SEQ_RATIO_SQUARED: _total(product.square(), exists),
-        s.CONSTANT_ROLLOUT: _constant_rollout(tokens, rows.n),
+        s.CONSTANT_ROLLOUT: _constant_rollout(tokens),
         s.SEQ_GAP_MAX: _maximum(gap, some),
         s.SEQ_NEGATED_GAP_MAX: _negated_minimum(gap, some),
     }
 
 
-def _constant_rollout(tokens: TokenLogProbs, count: Tensor) -> Tensor:
-    mask = tokens.mask
-    if not mask.shape[1]:
-        return mask.sum()
-    first = mask.long().argmax(dim=1, keepdim=True)
+def _constant_rollout(tokens: TokenLogProbs) -> Tensor:
+    rollout = _constant(tokens, tokens.rollout, tokens.rollout_range)
+    train = _constant(tokens, tokens.train, tokens.train_range)
+    return ((tokens.count >= CONSTANT_FROM) & rollout & ~train).sum()
 
-    def constant(log_probs: Tensor) -> Tensor:
-        return ((log_probs == log_probs.gather(1, first)) & mask).sum(dim=1) == count
 
-    return ((count >= CONSTANT_FROM) & constant(tokens.rollout) & ~constant(tokens.train)).sum()
+def _constant(tokens: TokenLogProbs, log_probs: Tensor, in_row: tuple[Tensor, Tensor]) -> Tensor:
+    """(B,) bool: rows in which the log-probs of all response tokens are equal."""
+    smallest, largest = in_row
+    value = torch.where(largest > 0, largest, smallest)  # of such a row, zeros outside the response or not
+    equal = torch.eq(log_probs, value[:, None], out=torch.empty_like(log_probs)).sum(dim=1)
+    return equal == torch.where(value == 0, log_probs.shape[1], tokens.count)
 
 
 def _lags(lag: Tensor, rows: _Parts) -> Values:
@@ -230,12 +234,16 @@ def _lags(lag: Tensor, rows: _Parts) -> Values:
 
 def _bins(tokens: TokenLogProbs, lag: Tensor, parts: _Parts, rows: _Parts) -> Values:
     # One pass per value fills a table of probability by position. Lags need only the row's sum: a row has one lag.
+    positions, probabilities, lags = (len(bins.labels) for bins in (POSITION, PROBABILITY, STALENESS))
+    cells = positions * probabilities
     number = parts.n.cumsum(dim=1)  # 1 for the first token of the response
-    reached = _reached(torch.arange(-1, number.shape[1], device=lag.device), POSITION.edges)
-    index = reached.expand(len(number), -1).gather(1, number)
-    index.add_(_reached(tokens.rollout_probability, PROBABILITY.edges), alpha=len(POSITION.labels))
-    cells, lags = len(PROBABILITY.labels) * len(POSITION.labels), len(STALENESS.labels)
-    places, places_of_rows = _in_turn(index, cells), _in_turn(_reached(lag, STALENESS.edges), lags)
+    numbers = torch.arange(number.shape[1] + 1, device=lag.device)
+    # Neighbours, which often are in one bin, get different tables in turn, because an addition to the same place would
+    # wait for the one before: three times as long.
+    places = _reached(numbers - 1, POSITION.edges) + numbers.remainder(_TABLES) * cells
+    places = places.expand(len(number), -1).gather(1, number)
+    places.add_(_reached(tokens.rollout_probability, PROBABILITY.edges), alpha=positions)
+    places_of_rows = _reached(lag, STALENESS.edges)
     found: Values = {}
     for row, by_token, by_row in (
         (s.BIN_TOKENS, parts.n, rows.n),
@@ -245,38 +253,35 @@ def _bins(tokens: TokenLogProbs, lag: Tensor, parts: _Parts, rows: _Parts) -> Va
         (s.BIN_K3, parts.k3, rows.k3),
         (s.BIN_PROB_DIFF, parts.tv, rows.tv),
     ):
-        table = _per_bin(cells, places, by_token).reshape(len(PROBABILITY.labels), -1)
-        found[row] = torch.cat([table.sum(dim=1), table.sum(dim=0), _per_bin(lags, places_of_rows, by_row)])
+        if row is s.BIN_FINITE and by_token is parts.n:
+            found[row] = found[s.BIN_TOKENS]
+            continue
+        table = _per_place(_TABLES * cells, places, by_token).view(_TABLES, probabilities, positions).sum(dim=0)
+        found[row] = torch.cat([table.sum(dim=1), table.sum(dim=0), _per_place(lags, places_of_rows, by_row)])
     found[s.BIN_KL] = -found[s.BIN_KL]
     return found
 
 
-def _in_turn(index: Tensor, bins: int) -> Tensor:
-    """The places of values in `_per_bin`, from the bin of each. Neighbours, which often are in one bin, get different
-    places, because an addition to the same place would wait for the one before: three times as long.
-    """
-    return index + torch.arange(index.shape[-1], device=index.device).remainder_(_TABLES).mul_(bins)
-
-
-def _per_bin(bins: int, places: Tensor, values: Tensor) -> Tensor:
-    """(bins,): the sum of the values of each bin."""
-    tables = torch.zeros(_TABLES * bins, dtype=values.dtype, device=values.device)
-    return tables.scatter_add_(0, places.flatten(), values.flatten()).view(_TABLES, bins).sum(dim=0)
+def _per_place(count: int, places: Tensor, values: Tensor) -> Tensor:
+    """(count,): the sum of the values at each place."""
+    sums = torch.zeros(count, dtype=values.dtype, device=values.device)
+    return sums.scatter_add_(0, places.flatten(), values.flatten())
 
 
 def _reached(values: Tensor, edges: Sequence[float]) -> Tensor:
     """How many edges each value has reached. Edges are numbers: a tensor of them would need a copy to the device."""
-    index = torch.zeros_like(values, dtype=torch.int8)
+    index = torch.zeros_like(values)
     for edge in edges:
-        index += (values >= edge).view(torch.int8)
+        index += torch.ge(values, edge, out=torch.empty_like(values))  # faster than comparisons to bool
     return index.long()
 
 
 def _criteria(config: RolloutCorrConfig, outcome: Outcome) -> Values:
     found: dict[Sum, list[Tensor]] = {}
     for criterion, verdict in zip(config.reject, outcome.verdicts, strict=True):
-        exists, value = verdict.units.exists, verdict.value
-        failing = (outcome.tokens.mask & ~verdict.passes).sum(dim=1)
+        units, value = verdict.units, verdict.value
+        exists = units.exists
+        failing = units.tokens_in(~verdict.inside)
         smallest = _negated_minimum(value, exists)
         if criterion.stat is Stat.K1 and criterion.agg is Agg.MAX:
             # With a maximum of k1 (a veto), the lower bound applies to each token, so the smallest token is reported.

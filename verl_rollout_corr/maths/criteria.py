@@ -24,13 +24,18 @@ from verl_rollout_corr.maths.statistics import statistic
 class Verdict:
     """The verdict of one criterion.
 
-    `passes` (B, T) bool, meaningful at response tokens only. `units` and `value` (B, S): the aggregated statistic of
-    each unit. For k1 it is the exponential, a ratio like the bounds, so that the two can be compared.
+    `inside` (B, S) bool: units that pass. `value` (B, S): the aggregated statistic of each unit. For k1 it is the
+    exponential, a ratio like the bounds, so that the two can be compared.
     """
 
-    passes: Tensor
     units: Units
+    inside: Tensor
     value: Tensor
+
+    @property
+    def passes(self) -> Tensor:
+        """(B, T) bool: tokens whose unit passes, meaningful at response tokens only."""
+        return self.units.spread(self.inside)
 
 
 def judge(
@@ -64,7 +69,7 @@ def judge(
         inside &= not_below(value, lower, tokens.precision)
     if criterion.when is not None:
         inside |= ~_may_reject(criterion.when, tokens, units, advantages)
-    return Verdict(passes=units.spread(inside), units=units, value=_shown(criterion, value))
+    return Verdict(units, inside, _shown(criterion, value))
 
 
 def _shown(criterion: Criterion, value: Tensor) -> Tensor:
@@ -81,7 +86,7 @@ def _judge_lag(
     inside = ~known | not_above(lag, criterion.bounds.upper, torch.float64)
     if criterion.when is not None:
         inside |= ~_may_reject(criterion.when, tokens, rows, advantages)
-    return Verdict(passes=rows.spread(inside), units=SeqUnits(tokens.mask & known), value=lag)
+    return Verdict(SeqUnits(tokens.mask & known), inside, lag)
 
 
 def _judge_batch(
@@ -91,7 +96,7 @@ def _judge_batch(
     value = aggregate(statistic(criterion.stat, tokens), units, None)
     if leaves is None:
         leaves = leave(criterion, [candidates(criterion, tokens, advantages)], tokens.precision)[0]
-    return Verdict(passes=~leaves, units=units, value=_shown(criterion, value))
+    return Verdict(units, ~leaves, _shown(criterion, value))
 
 
 def _limits(criterion: Criterion) -> tuple[float | None, float | None]:

@@ -31,17 +31,24 @@ COUNT = 2 * SIDE + 4
 
 _SHIFT = 52 - _SUB_BITS
 _FIRST = (1023 + _LOW_EXPONENT) << _SUB_BITS
+_INFINITE = 0x7FF << _SUB_BITS
+_PATTERNS = 0x800 << _SUB_BITS
 
 
-def bin_index(log_ratio: Tensor) -> Tensor:
-    """The bin of each float64 log-ratio, int64 in [0, COUNT). A log-ratio on an edge is in the bin farther from 0."""
-    # The exponent and the leading bits of the mantissa, read as one integer, grow with |l|: they count the edges that
-    # |l| has reached, and one more where it is infinite.
-    leading = log_ratio.abs().view(torch.int64) >> _SHIFT
-    infinite = (leading + (1 << _SUB_BITS)) >> (11 + _SUB_BITS)
-    reached = leading.sub_(_FIRST - 1).clamp_(0, SIDE + 1).add_(infinite)
-    negative = log_ratio.view(torch.int64) >> 63  # -1 below 0, else 0: (x ^ -1) + 1 is -x
-    return (reached ^ negative).sub_(negative).add_(CENTRE)
+def counts_by_bin(log_ratio: Tensor, number: Tensor) -> Tensor:
+    """(COUNT,) int64: how many log-ratios are in each bin, where each (float64) stands for so many as `number` (int64).
+
+    A log-ratio on an edge is in the bin farther from 0.
+    """
+    # The exponent and the leading bits of the mantissa, read as one integer, grow with |l|. From the first edge to the
+    # last, there is a bin for each of these patterns. They are counted for both signs, and those beyond are joined.
+    pattern = (log_ratio.view(torch.int64) >> _SHIFT).bitwise_and_(2 * _PATTERNS - 1)
+    counts = torch.zeros(2 * _PATTERNS, dtype=torch.int64, device=log_ratio.device)
+    counts = counts.scatter_add_(0, pattern.flatten(), number.flatten()).view(2, _PATTERNS)
+    last = _FIRST + SIDE
+    centre, beyond = counts[:, :_FIRST].sum(), counts[:, last:_INFINITE].sum(dim=1)
+    (above, below), (far_above, far_below) = counts[:, _FIRST:last], beyond[:, None]
+    return torch.cat([counts[1, _INFINITE, None], far_below, below.flip(0), centre[None], above, far_above])
 
 
 def edge(reached: int) -> float:

@@ -50,12 +50,10 @@ def invalid_tokens(train: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
 
 def invalid_rows(tokens: TokenLogProbs) -> Tensor:
     """(B,) bool: rows with such a log-prob."""
-    if not tokens.mask.shape[1]:
-        return tokens.mask.any(dim=1)
     # NaN is a row's largest and its smallest value, and fails both comparisons.
-    highest = torch.maximum(tokens.train.amax(dim=1), tokens.rollout.amax(dim=1))
-    possible = not_above(highest, LOG_PROB_SLACK, tokens.precision)
-    return ~(possible & not_below(tokens.rollout.amin(dim=1), LEAST_ROLLOUT_LOG_PROB, tokens.precision))
+    smallest, largest = tokens.rollout_range
+    possible = not_above(torch.maximum(tokens.train_range[1], largest), LOG_PROB_SLACK, tokens.precision)
+    return ~(possible & not_below(smallest, LEAST_ROLLOUT_LOG_PROB, tokens.precision))
 
 
 def prepare(
@@ -168,8 +166,8 @@ def _check_log_prob_dtype(tensor: Tensor, name: str) -> None:
 def _bool_mask(mask: Tensor) -> Tensor:
     if mask.dtype is torch.bool:
         return mask
-    found = mask != 0
-    if not torch.equal(found.to(mask.dtype), mask):
+    found = mask.bool()
+    if not torch.equal(mask, found.to(mask.dtype)):
         bad = (mask != 0) & (mask != 1)
         row, position = (int(index) for index in bad.nonzero()[0])
         raise InputError(

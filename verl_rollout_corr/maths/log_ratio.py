@@ -20,6 +20,7 @@ EXPONENT_LIMIT = 20.0
 NEAR = 1e-2
 """Below this |l|, differences of exponentials are computed from their series."""
 
+_LINEAR_CAP = 1e8  # below e^20, so that k3 stays a huge positive number for an absurd l instead of turning negative
 _EXPONENTIAL = (1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040)  # of e^x - 1 - x, from x^2 on
 
 
@@ -28,6 +29,7 @@ class TokenLogProbs:
     """The two log-probs of each sampled token, (B, T) float64; 0 outside `mask`, (B, T) bool.
 
     `precision`: the format of the inputs, float64 or float32 (also for narrower ones). Bounds are compared in it.
+    `may_wait`: whether looking at a value, and so waiting for the device, is allowed.
     `statistics`: those computed so far, by `statistics.statistic`.
     """
 
@@ -35,7 +37,28 @@ class TokenLogProbs:
     rollout: Tensor
     mask: Tensor
     precision: torch.dtype = torch.float64
+    may_wait: bool = False
     statistics: dict[Stat, Tensor] = field(default_factory=dict[Stat, Tensor], compare=False, repr=False)
+
+    @cached_property
+    def n(self) -> Tensor:
+        """(B, T) int64: 1 for a response token, else 0."""
+        return self.mask.long()
+
+    @cached_property
+    def count(self) -> Tensor:
+        """(B,) int64: response tokens of each row."""
+        return self.n.sum(dim=1)
+
+    @cached_property
+    def train_range(self) -> tuple[Tensor, Tensor]:
+        """(B,) the smallest and the largest log pi_train of each row, the zeros outside the response included."""
+        return _range(self.train)
+
+    @cached_property
+    def rollout_range(self) -> tuple[Tensor, Tensor]:
+        """(B,) the same of log mu."""
+        return _range(self.rollout)
 
     @cached_property
     def log_ratio(self) -> Tensor:
@@ -43,30 +66,68 @@ class TokenLogProbs:
         return self.train - self.rollout
 
     @cached_property
+    def all_finite(self) -> bool:
+        """Whether it is known that no l is -inf. Then what leaves such tokens out can be spared."""
+        return self.may_wait and bool((self.train_range[0] > -torch.inf).all())
+
+    @cached_property
+    def impossible(self) -> Tensor:
+        """(B, T) bool: response tokens with pi_train(a_t) = 0, so that l is -inf."""
+        return torch.isneginf(self.train)
+
+    @cached_property
     def finite(self) -> Tensor:
         """(B, T) bool: response tokens with pi_train(a_t) > 0, so that l is a number."""
-        return self.mask & (self.train != -torch.inf)
+        return self.mask if self.all_finite else self.mask & ~self.impossible
+
+    def unless_impossible(self, values: Tensor, otherwise: float = 0.0) -> Tensor:
+        """(B, T) values, and another one where l is -inf."""
+        return values if self.all_finite else torch.where(self.impossible, otherwise, values)
+
+    @cached_property
+    def finite_log_ratio(self) -> Tensor:
+        """l_t where it is a number, else 0."""
+        return self.unless_impossible(self.log_ratio)
+
+    @cached_property
+    def abs_log_ratio(self) -> Tensor:
+        """|l_t| where it is a number, else 0."""
+        return self.finite_log_ratio.abs()
 
     @cached_property
     def ratio(self) -> Tensor:
         """r_t = exp(l_t), the exponent clipped; 0 outside the mask and where l is -inf."""
-        clipped = torch.exp(self.log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
-        return torch.where(self.finite, clipped, 0.0)
+        return torch.where(self.finite, self.log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp_(), 0.0)
 
     @cached_property
-    def near(self) -> Tensor:
-        """(B, T) bool: |l_t| < 0.01, where r_t - 1 - l_t loses its digits to cancellation."""
-        return self.log_ratio.abs() < NEAR
+    def finite_growth(self) -> Tensor:
+        """r_t - 1 where l is a number, else 0; accurate for small l too."""
+        return self._by_size(self.ratio - 1, self._remainder + self._small)
 
     @cached_property
-    def remainder(self) -> Tensor:
-        """e^l - 1 - l of tokens that are `near`, by its series; meaningless elsewhere."""
-        return series(self.log_ratio, _EXPONENTIAL)
+    def finite_k3(self) -> Tensor:
+        """r_t - 1 - l_t where l is a number, else 0; accurate for small l too, and never negative."""
+        return self._by_size(self.finite_growth - self.finite_log_ratio.clamp(max=_LINEAR_CAP), self._remainder)
 
     @cached_property
-    def growth(self) -> Tensor:
-        """r_t - 1, accurate for small l too; 0 outside the mask, -1 where l is -inf."""
-        return torch.where(self.near, self.log_ratio + self.remainder, self.ratio - 1)
+    def _small(self) -> Tensor:
+        """l_t where |l_t| < 0.01, and 0.01 or -0.01 elsewhere."""
+        return self.finite_log_ratio.clamp(-NEAR, NEAR)
+
+    @cached_property
+    def _remainder(self) -> Tensor:
+        """e^l - 1 - l of `_small`."""
+        return series(self._small, _EXPONENTIAL)
+
+    @cached_property
+    def _is_small(self) -> Tensor:
+        """(B, T) float64: 1 where |l_t| < 0.01, else 0."""
+        return torch.lt(self.abs_log_ratio, NEAR, out=torch.empty_like(self.abs_log_ratio))
+
+    def _by_size(self, otherwise: Tensor, if_small: Tensor) -> Tensor:
+        # With a weight of 0 or 1, `lerp` is one of its ends exactly. `where` takes four times as long if the processor
+        # cannot guess which one it will be.
+        return torch.lerp(otherwise, if_small, self._is_small)
 
     @cached_property
     def train_probability(self) -> Tensor:
@@ -79,7 +140,15 @@ class TokenLogProbs:
         return torch.exp(self.rollout)
 
 
-def token_log_probs(train_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> TokenLogProbs:
+def _range(values: Tensor) -> tuple[Tensor, Tensor]:
+    if not values.shape[1]:
+        return values.sum(dim=1), values.sum(dim=1)
+    return values.amin(dim=1), values.amax(dim=1)
+
+
+def token_log_probs(
+    train_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, *, may_wait: bool = False
+) -> TokenLogProbs:
     """Both log-probs widened to float64 before anything is subtracted, detached, and 0 outside `mask` ((B, T) bool)."""
     exact = train_log_probs.dtype is torch.float64 and rollout_log_probs.dtype is torch.float64
     return TokenLogProbs(
@@ -87,6 +156,7 @@ def token_log_probs(train_log_probs: Tensor, rollout_log_probs: Tensor, mask: Te
         rollout=torch.where(mask, rollout_log_probs.detach(), 0.0).double(),
         mask=mask,
         precision=torch.float64 if exact else torch.float32,
+        may_wait=may_wait,
     )
 
 

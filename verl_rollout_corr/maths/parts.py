@@ -20,7 +20,7 @@ from verl_rollout_corr.maths.log_ratio import TokenLogProbs, token_log_probs
 from verl_rollout_corr.maths.selection import Candidates
 from verl_rollout_corr.maths.weights import kept_total, weigh
 
-PART_TOKENS = 1 << 17
+PART_TOKENS = 1 << 18
 """About how many positions a part has on a CPU, so that its intermediate tensors stay in the cache. On other devices
 the batch is one part, because they are faster with few large operations.
 """
@@ -58,10 +58,11 @@ class Part:
     def read(self) -> Rows:
         """Its log-probs in float64, masked. A row with an invalid log-prob is left out whole."""
         mask = self.mask.bool()
-        tokens = token_log_probs(self.train, self.rollout, mask)
+        tokens = token_log_probs(self.train, self.rollout, mask, may_wait=self.may_wait)
         invalid = invalid_rows(tokens)
         if not self.may_wait or bool(invalid.any()):
-            tokens = token_log_probs(self.train, self.rollout, mask & ~invalid[:, None])
+            mask_of_valid = mask & ~invalid[:, None]
+            tokens = token_log_probs(self.train, self.rollout, mask_of_valid, may_wait=self.may_wait)
         advantages = None if self.advantages is None else self.advantages.detach().double()
         if advantages is not None and advantages.dim() == 1:
             advantages = advantages[:, None].expand(mask.shape)
@@ -92,8 +93,13 @@ class Whole:
         """(B, T) bool: tokens of valid rows that every criterion and the group let pass."""
         keep = mask
         for verdict in verdicts:
-            keep = keep & verdict.passes
-        return keep if self.groups_stay is None else keep & self.groups_stay[part.rows][:, None]
+            keep = both(keep, verdict.passes)
+        return keep if self.groups_stay is None else both(keep, self.groups_stay[part.rows][:, None])
+
+
+def both(some: Tensor, others: Tensor) -> Tensor:
+    """Where both are True. `&` takes twenty times as long if one of them has one value for each row."""
+    return (some.view(torch.uint8) * others.view(torch.uint8)).view(torch.bool)
 
 
 @cache
@@ -117,8 +123,7 @@ def parts_of(batch: Batch) -> list[Part]:
 
     def part(at: slice) -> Part:
         mask, advantages = batch.mask[at], batch.advantages
-        used = mask.any(dim=0).nonzero()
-        to = slice(int(used[-1]) + 1 if len(used) else 0)
+        to = slice(_used(mask))
         return Part(
             batch.train[at, to],
             batch.rollout[at, to],
@@ -131,6 +136,14 @@ def parts_of(batch: Batch) -> list[Part]:
         )
 
     return [part(slice(start, start + rows_per_part)) for start in range(0, max(rows, 1), rows_per_part)]
+
+
+def _used(mask: Tensor) -> int:
+    """How many columns there are up to the last response token."""
+    if not mask.numel():
+        return 0
+    used = mask.view(torch.uint8).amax(dim=0).nonzero()  # faster than any()
+    return int(used[-1]) + 1 if len(used) else 0
 
 
 def survey(parts: Sequence[Part], config: RolloutCorrConfig) -> Whole:

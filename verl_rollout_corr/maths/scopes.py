@@ -36,6 +36,10 @@ class Units(Protocol):
         """(B, S) bool: slots that are units."""
         return self.count > 0
 
+    def tokens_in(self, units: Tensor) -> Tensor:
+        """(B,): how many response tokens the units have for which (B, S) bool is True."""
+        return torch.where(units, self.count, 0.0).sum(dim=1)
+
     def total(self, values: Tensor) -> Tensor:
         """(B, S) float64: sum over each unit of (B, T) values."""
         ...
@@ -58,6 +62,9 @@ class TokenUnits(Units):
     @cached_property
     def exists(self) -> Tensor:
         return self.mask
+
+    def tokens_in(self, units: Tensor) -> Tensor:
+        return (self.mask & units).sum(dim=1)
 
     def total(self, values: Tensor) -> Tensor:
         return values.double()

@@ -18,7 +18,6 @@ Statistic = Callable[[TokenLogProbs], Tensor]
 
 _PHI_SERIES = (1 / 2, 1 / 3, 1 / 8, 1 / 30, 1 / 144, 1 / 840)  # of x e^x - e^x + 1, from x^2 on
 _COMPLEMENT_FLOOR = 2.0**-24  # float32 next to 1: engines store what is nearly certain as a log-prob of exactly 0.0
-_LINEAR_CAP = 1e8  # below e^20, so that k3 stays a huge positive number for an absurd l instead of turning negative
 
 
 def k1(tokens: TokenLogProbs) -> Tensor:
@@ -36,12 +35,12 @@ def k3(tokens: TokenLogProbs) -> Tensor:
 
     Accurate to rounding for tiny l too. +inf where pi_train(a_t) = 0.
     """
-    return torch.where(tokens.near, tokens.remainder, tokens.growth - tokens.log_ratio.clamp(max=_LINEAR_CAP))
+    return tokens.unless_impossible(tokens.finite_k3, torch.inf)
 
 
 def absolute(tokens: TokenLogProbs) -> Tensor:
     """|r_t - 1|. Under mu its expectation is 2 TV(mu, pi_train) (DPPO, arXiv 2602.04879); range [0, e^20)."""
-    return tokens.growth.abs()
+    return tokens.unless_impossible(tokens.finite_growth.abs(), 1.0)
 
 
 def tv(tokens: TokenLogProbs) -> Tensor:

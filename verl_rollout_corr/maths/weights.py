@@ -14,7 +14,7 @@ from torch import Tensor
 
 from verl_rollout_corr.grammar import LEVELS, Agg, Bounds, Level, Outside, Weights
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, not_above, not_below, ratio
-from verl_rollout_corr.maths.scopes import Units, aggregate, units_of
+from verl_rollout_corr.maths.scopes import TokenUnits, Units, aggregate, units_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class AppliedWeights:
 
     def per_token(self, mask: Tensor) -> Tensor:
         """(B, T) float32: gives each response token the weight of its unit, and 0 to other positions."""
+        if isinstance(self.units, TokenUnits):
+            return self.applied.float()
         return torch.where(mask, self.units.spread(self.applied).float(), 0.0)
 
 
