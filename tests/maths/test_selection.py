@@ -24,6 +24,24 @@ def one_by_one(values: list[float], may_leave: list[bool], limit: float) -> list
     return [i in gone for i in range(len(values))]
 
 
+def parts_of(values: Tensor, may_leave: Tensor, cut: int = 0) -> list[Candidates]:
+    """One part, or two. A value of -inf stands for a token that does not count."""
+    counts = values != -math.inf
+    whole = Candidates(torch.where(counts, values, 0.0), counts, counts & may_leave)
+    if not cut:
+        return [whole]
+    sides = (slice(cut), slice(cut, None))
+    return [Candidates(whole.values[at], whole.counts[at], whole.may_leave[at]) for at in sides]
+
+
+def found(values: Tensor, may_leave: Tensor, limit: float, cut: int = 0) -> list[bool]:
+    """What leaves, the same if the device may not be waited for."""
+    parts = torch.cat(leaving(parts_of(values, may_leave, cut), limit, fits(limit), may_wait=True))
+    (sorted_whole,) = leaving(parts_of(values, may_leave), limit, fits(limit), may_wait=False)
+    assert torch.equal(parts, sorted_whole)
+    return parts.tolist()
+
+
 def fits(limit: float):
     """Whether a mean is at most the limit."""
 
@@ -45,8 +63,7 @@ def kinds(kind: str, generator: torch.Generator, count: int) -> Tensor:
 
 def test_of_two_negative_values_the_nearer_to_zero_leaves_first() -> None:
     values = torch.tensor([-0.1, -0.3, -0.2, -1.0], dtype=torch.float64)
-    (found,) = leaving([Candidates(values, torch.ones(4, dtype=torch.bool))], -0.45, fits(-0.45))
-    assert found.tolist() == [True, False, False, False]
+    assert found(values, torch.ones(4, dtype=torch.bool), -0.45) == [True, False, False, False]
 
 
 @pytest.mark.parametrize("kind", ["positive", "signed", "infinite"])
@@ -59,9 +76,8 @@ def test_as_one_by_one(kind: str) -> None:
         may_leave = torch.rand(count, generator=generator) < 0.7
         limit = float(torch.randint(-2 if kind == "signed" else 1, 5, (1,), generator=generator)) / 4
         cut = round_ % (count + 1)
-        parts = [Candidates(values[:cut], may_leave[:cut]), Candidates(values[cut:], may_leave[cut:])]
-        found = torch.cat(leaving(parts, limit, fits(limit))).tolist()
-        assert found == one_by_one(values.tolist(), may_leave.tolist(), limit), (values, may_leave, limit)
+        leaves = found(values, may_leave, limit, cut)
+        assert leaves == one_by_one(values.tolist(), may_leave.tolist(), limit), (values, may_leave, limit)
 
 
 def test_values_that_differ_in_their_last_bit_are_told_apart() -> None:
@@ -70,13 +86,22 @@ def test_values_that_differ_in_their_last_bit_are_told_apart() -> None:
         above = math.nextafter(at, math.inf) if hasattr(math, "nextafter") else at * (1 + 2**-52)
         values = torch.tensor([at, above, at, above, 0.0], dtype=torch.float64)
         limit = (2 * at + above) / 4
-        found = leaving([Candidates(values, torch.ones(5, dtype=torch.bool))], limit, fits(limit))[0]
-        assert found.tolist() == [False, True, False, False, False]
+        assert found(values, torch.ones(5, dtype=torch.bool), limit) == [False, True, False, False, False]
 
 
 def test_nothing_of_nothing() -> None:
     """No tokens, and none that may leave."""
-    empty = torch.zeros(0, 3, dtype=torch.float64)
-    assert leaving([Candidates(empty, empty.bool())], 1.0, fits(1.0))[0].shape == (0, 3)
-    ones = torch.ones(2, 2, dtype=torch.float64)
-    assert not leaving([Candidates(ones, torch.zeros_like(ones).bool())], 0.5, fits(0.5))[0].any()
+    nothing = torch.zeros(0, dtype=torch.float64)
+    assert found(nothing, nothing.bool(), 1.0) == []
+    ones = torch.ones(4, dtype=torch.float64)
+    assert found(ones, torch.zeros(4, dtype=torch.bool), 0.5) == [False] * 4
+
+
+def test_a_bucket_across_parts() -> None:
+    """Values that share their bucket, in several parts: larger ones first, equal ones in order."""
+    generator = torch.Generator().manual_seed(3)
+    values = 1 + torch.randint(0, 9, (40,), generator=generator).double() * 2**-20
+    values = torch.cat([values, torch.full((5,), 2.0, dtype=torch.float64), torch.zeros(45, dtype=torch.float64)])
+    may_leave = torch.rand(90, generator=generator) < 0.9
+    for limit in (0.1, 0.3, 0.44, 0.5):
+        assert found(values, may_leave, limit, 23) == one_by_one(values.tolist(), may_leave.tolist(), limit)

@@ -95,7 +95,8 @@ def _judge_batch(
     units = units_of(criterion.scope, tokens.mask)
     value = aggregate(statistic(criterion.stat, tokens), units, None)
     if leaves is None:
-        leaves = leave(criterion, [candidates(criterion, tokens, advantages)], tokens.precision)[0]
+        one = [candidates(criterion, tokens, advantages)]
+        (leaves,) = leave(criterion, one, tokens.precision, may_wait=tokens.may_wait)
     return Verdict(units, ~leaves, _shown(criterion, value))
 
 
@@ -131,14 +132,16 @@ def candidates(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor |
 
     A token does not count in the mean outside the response and, for k1, where it has probability 0 and so no log-ratio.
     """
-    values = torch.where(tokens.mask, statistic(criterion.stat, tokens), -torch.inf)
+    without_ratio = criterion.stat is Stat.K1
+    counts = tokens.finite if without_ratio else tokens.mask
+    values = tokens.finite_log_ratio if without_ratio else statistic(criterion.stat, tokens)
     if criterion.when is None:
-        return Candidates(values, tokens.mask)
+        return Candidates(values, counts, counts)
     units = units_of(criterion.scope, tokens.mask)
-    return Candidates(values, tokens.mask & _may_reject(criterion.when, tokens, units, advantages))
+    return Candidates(values, counts, counts & _may_reject(criterion.when, tokens, units, advantages))
 
 
-def leave(criterion: Criterion, parts: Sequence[Candidates], precision: torch.dtype) -> list[Tensor]:
+def leave(criterion: Criterion, parts: Sequence[Candidates], precision: torch.dtype, *, may_wait: bool) -> list[Tensor]:
     """For each part (B, T) bool: the tokens that leave, largest statistic first, until the rest meets the bound.
 
     The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. `parts` are all of the batch in their order; equal
@@ -151,4 +154,4 @@ def leave(criterion: Criterion, parts: Sequence[Candidates], precision: torch.dt
     def fits(total: Tensor, count: Tensor) -> Tensor:
         return not_above(total / count.clamp(min=1), upper, precision)
 
-    return leaving(parts, upper, fits)
+    return leaving(parts, upper, fits, may_wait=may_wait)

@@ -182,7 +182,8 @@ def _leaves(parts: Sequence[Part], criterion: Criterion) -> Leaves:
         rows = part.read()
         precision = rows.tokens.precision
         found.append(candidates(criterion, rows.tokens, rows.advantages))
-    return dict(zip((part.rows.start for part in parts), leave(criterion, found, precision), strict=True))
+    leaves = leave(criterion, found, precision, may_wait=all(part.may_wait for part in parts))
+    return dict(zip((part.rows.start for part in parts), leaves, strict=True))
 
 
 def _groups_stay(kept_rows: Tensor, group_ids: Tensor, least: int) -> Tensor:
