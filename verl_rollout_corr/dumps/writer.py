@@ -16,7 +16,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_rollout_corr.dumps.schema import ARROW_SCHEMA, METADATA_KEY, NO_RESPONSE, NORMAL, PADDING, DumpError, Facts
+from verl_rollout_corr.dumps.schema import (
+    ARROW_SCHEMA,
+    METADATA_KEY,
+    NO_RESPONSE,
+    NORMAL,
+    PADDING,
+    TOKEN_COLUMNS,
+    DumpError,
+    Facts,
+)
 
 TOKENS_PER_ROW_GROUP = 1 << 17
 """A row group holds at most so many positions (or one longer row), so that a reader's memory has a bound."""
@@ -54,52 +63,53 @@ def to_table(update: Update, facts: Facts) -> pa.Table:
     if len(shape) != 2 or lengths.shape != shape[:1] or (lengths < 0).any() or (lengths > shape[1]).any():
         raise DumpError(f"lengths of shape {lengths.shape} do not describe a response_mask of shape {shape}")
     rows, inside = len(lengths), np.arange(shape[1])[None, :] < lengths[:, None]
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
     mask = np.asarray(update.response_mask).astype(bool) & inside
-    padding = np.zeros(rows, bool) if update.padding is None else np.asarray(update.padding, bool)
-    kind = np.where(padding, PADDING, np.where(mask.any(axis=1), NORMAL, NO_RESPONSE))
-
-    def tokens(name: str, values: np.ndarray | None) -> pa.Array:
-        wanted = ARROW_SCHEMA.field(name).type
-        if values is None:
-            return pa.nulls(rows, wanted)
-        if np.shape(values) != shape:
-            raise DumpError(f"{name} has shape {np.shape(values)}, response_mask {shape}")
-        # Not Arrow's to_pandas_dtype, which imports pandas, and the extra `report` does not bring pandas.
-        dtype = pa.array([], wanted.value_type).to_numpy(zero_copy_only=False).dtype
-        flat = np.ascontiguousarray(np.asarray(values)[inside].astype(dtype))
-        return pa.ListArray.from_arrays(offsets, pa.array(flat), type=wanted)
-
-    uid = None if update.uid is None else [None if name is None else str(name) for name in update.uid]
-    first: dict[str, int] = {}
-    groups = [-1] * rows if uid is None else [-1 if u is None else first.setdefault(u, len(first)) for u in uid]
-    columns = {
-        "step": pa.array(np.full(rows, update.step, dtype=np.int64)),
-        "row": pa.array(np.arange(rows, dtype=np.int32)),
-        "uid": pa.nulls(rows, pa.string()) if uid is None else pa.array(uid, pa.string()),
-        "group": pa.array(groups, pa.int32()),
-        "kind": pa.array(kind.tolist(), pa.string()),
-        "lag": pa.array(np.full(rows, -1, np.int32) if update.lag is None else np.asarray(update.lag, np.int32)),
-        "prompt_length": pa.nulls(rows, pa.int32())
-        if update.prompt_lengths is None
-        else pa.array(np.asarray(update.prompt_lengths, np.int32)),
-        "response_ids": tokens("response_ids", update.response_ids),
-        "response_mask": tokens("response_mask", mask),
-        "train_log_probs": tokens("train_log_probs", update.train_log_probs),
-        "rollout_log_probs": tokens("rollout_log_probs", update.rollout_log_probs),
-        "advantages": tokens("advantages", update.advantages),
-        "weights": tokens("weights", update.weights),
-        "keep": tokens("keep", update.keep),
-        "rejected_by": pa.array(
-            [[]] * rows if update.rejected_by is None else [list(names) for names in update.rejected_by],
-            ARROW_SCHEMA.field("rejected_by").type,
-        ),
+    columns = _row_columns(update, mask) | {
+        name: _token_column(name, mask if name == "response_mask" else getattr(update, name), inside)
+        for name in TOKEN_COLUMNS
     }
     for name, column in columns.items():
         if len(column) != rows:
             raise DumpError(f"{name} has {len(column)} rows, response_mask {rows}")
     schema = ARROW_SCHEMA.with_metadata({METADATA_KEY: facts.to_json()})
     return pa.Table.from_arrays([columns[name] for name in ARROW_SCHEMA.names], schema=schema)
+
+
+def _row_columns(update: Update, mask: np.ndarray) -> dict[str, pa.Array]:
+    """The columns with one value per row; `mask` is 0 behind each response."""
+    rows = len(mask)
+    padding = np.zeros(rows, bool) if update.padding is None else np.asarray(update.padding, bool)
+    kind = np.where(padding, PADDING, np.where(mask.any(axis=1), NORMAL, NO_RESPONSE))
+    uid = [None] * rows if update.uid is None else [None if name is None else str(name) for name in update.uid]
+    first: dict[str, int] = {}
+    groups = [-1 if name is None else first.setdefault(name, len(first)) for name in uid]
+    lag = np.full(rows, -1) if update.lag is None else update.lag
+    prompts = update.prompt_lengths
+    rejected_by = [()] * rows if update.rejected_by is None else update.rejected_by
+    return {
+        "step": pa.array(np.full(rows, update.step, dtype=np.int64)),
+        "row": pa.array(np.arange(rows, dtype=np.int32)),
+        "uid": pa.array(uid, pa.string()),
+        "group": pa.array(groups, pa.int32()),
+        "kind": pa.array(kind.tolist(), pa.string()),
+        "lag": pa.array(np.asarray(lag, np.int32)),
+        "prompt_length": pa.nulls(rows, pa.int32()) if prompts is None else pa.array(np.asarray(prompts, np.int32)),
+        "rejected_by": pa.array([list(names) for names in rejected_by], ARROW_SCHEMA.field("rejected_by").type),
+    }
+
+
+def _token_column(name: str, values: np.ndarray | None, inside: np.ndarray) -> pa.Array:
+    """A column with one list per row, of the values (B, T) at the positions `inside` its response."""
+    wanted = ARROW_SCHEMA.field(name).type
+    if values is None:
+        return pa.nulls(len(inside), wanted)
+    if np.shape(values) != inside.shape:
+        raise DumpError(f"{name} has shape {np.shape(values)}, response_mask {inside.shape}")
+    offsets = pa.array(np.concatenate([[0], inside.sum(axis=1).cumsum()]).astype(np.int32))
+    # Not Arrow's to_pandas_dtype, which imports pandas, and the extra `report` does not bring pandas.
+    dtype = pa.array([], wanted.value_type).to_numpy(zero_copy_only=False).dtype
+    flat = np.ascontiguousarray(np.asarray(values)[inside].astype(dtype))
+    return pa.ListArray.from_arrays(offsets, pa.array(flat), type=wanted)
 
 
 def write_table(table: pa.Table, target: Path) -> None:

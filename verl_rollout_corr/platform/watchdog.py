@@ -17,21 +17,20 @@ import tempfile
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from verl_rollout_corr.platform import endings, environment, members
 from verl_rollout_corr.platform.members import Member
+from verl_rollout_corr.platform.watched import Watched, circumstances, engine_above, innermost_frames
 from verl_rollout_corr.platform.work import Work, is_machinery
 
 PERIOD = 1.0
 """Seconds between two checks."""
 DEAD_AFTER = 2.0
 """Seconds for which a process must be gone before it counts as dead: the run may just be ending."""
-STOPPED_AFTER = 10.0
-"""Seconds for which a process must be stopped: a person may stop it for a moment to look at it."""
 STALLED_AFTER = 45.0
 """Seconds without any work after which a run counts as hung; so such a run ends within a minute."""
 FAREWELL = 10.0
@@ -46,84 +45,6 @@ class Finding:
 
     text: str
     farewell: float
-
-
-@dataclass
-class Watched:
-    """What is known of a member of the run; `title` and `log` are kept for when it is dead.
-
-    `session` is the Ray that it was first seen in, `ancestors` the processes above it, and `excused` says that it was
-    meant to end.
-    """
-
-    member: Member
-    session: object = field(default_factory=lambda: endings.session())
-    ancestors: frozenset[int] = frozenset()
-    excused: bool = False
-    title: str = "a process that had not started up"
-    log: Path | None = None
-    gone_since: float | None = None
-    stopped_since: float | None = None
-
-    @property
-    def name(self) -> str:
-        """Its name in messages."""
-        return f"{self.title} (pid {self.member.pid})"
-
-    def look(self, now: float) -> None:
-        """Updates what is known."""
-        process = self.member.process()
-        if process is None:
-            self.gone_since = self.gone_since or now
-            return
-        try:
-            self.title = _title(process) or self.title
-            self.log = self.log or _standard_error_of(process)
-            self.ancestors = self.ancestors or frozenset(parent.pid for parent in process.parents())
-            stopped = process.status() == psutil.STATUS_STOPPED
-        except psutil.NoSuchProcess:
-            return
-        self.stopped_since = (self.stopped_since or now) if stopped else None
-
-    def dead(self, now: float, after: float) -> bool:
-        """Whether it is gone, without having left. Ray ends its idle processes as it likes."""
-        gone = self.gone_since is not None and now - self.gone_since >= after
-        return gone and not self.excused and not self.title.startswith("ray::IDLE")
-
-    def stopped(self, now: float) -> str | None:
-        """The message about a process that is stopped for too long."""
-        if self.stopped_since is not None and now - self.stopped_since >= STOPPED_AFTER:
-            duration = now - self.stopped_since
-            return (
-                f"{self.name} has been stopped for {duration:.0f} s (SIGSTOP, Ctrl-Z or a debugger) and everything "
-                f"waits for it; kill -CONT {self.member.pid} would let it go on"
-            )
-        return None
-
-
-def _title(process: psutil.Process) -> str:
-    """Ray and vLLM write what a process does into its command line."""
-    words = process.cmdline()
-    return words[0].strip() if words else ""
-
-
-def _standard_error_of(process: psutil.Process) -> Path | None:
-    """The file that the process logs to, where the system tells."""
-    try:
-        target = Path(os.readlink(f"/proc/{process.pid}/fd/2"))
-    except OSError:
-        return None
-    return target if target.is_file() else None
-
-
-def last_lines(log: Path | None, count: int) -> list[str]:
-    """The last lines of a log that are not empty."""
-    if log is None or not log.is_file():
-        return []
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 16384))
-        lines = file.read().decode(errors="replace").splitlines()
-    return [line for line in lines if line.strip()][-count:]
 
 
 class Watchdog:
@@ -144,7 +65,7 @@ class Watchdog:
         for watched in self.watched.values():
             cause = watched.stopped(now)
             if cause is not None:
-                return Finding("\n".join([cause, *_circumstances(watched)]), 0.0)
+                return Finding("\n".join([cause, *circumstances(watched)]), 0.0)
         self.work.look(now, self._workers())
         return Finding(self._stall(), 0.0) if self.work.stalled() else None
 
@@ -164,7 +85,7 @@ class Watchdog:
         """Updates what is known of every process."""
         present = {member.pid: member for member in members.announced(self.folder)}
         for member in present.values():
-            engine = _engine_above(member)
+            engine = engine_above(member)
             if engine is not None:
                 self._engines[engine.pid] = (engine, member.pid)
         # An engine is remembered beyond its death, until its worker has left.
@@ -188,7 +109,7 @@ class Watchdog:
             "it crashed"
         )
         others = [f"  gone since: {', '.join(watched.name for watched in dead[1:])}"] if dead[1:] else []
-        return "\n".join([cause, *others, *_circumstances(dead[0])])
+        return "\n".join([cause, *others, *circumstances(dead[0])])
 
     def last_look(self, now: float) -> str | None:
         """The processes that are gone when the driver ends."""
@@ -203,7 +124,7 @@ class Watchdog:
             "them does:"
         ]
         for watched in self.watched.values():
-            lines += [f"  {watched.name}:", *(f"    {line}" for line in _innermost_frames(watched.member))]
+            lines += [f"  {watched.name}:", *(f"    {line}" for line in innermost_frames(watched.member))]
         return "\n".join(lines)
 
 
@@ -212,46 +133,6 @@ def _excuse(gone: list[Watched]) -> None:
     session, ended = endings.session(), endings.ended_on_purpose()
     for watched in gone:
         watched.excused = watched.session != session or not ended.isdisjoint({watched.member.pid, *watched.ancestors})
-
-
-def _engine_above(member: Member) -> Member | None:
-    """The engine of vLLM above one of its workers: it imports nothing of verl, so it cannot announce itself."""
-    process = member.process()
-    try:
-        parent = process.parent() if process is not None else None
-        if parent is None or not _title(parent).startswith("VLLM::"):
-            return None
-        return Member(parent.pid, parent.create_time(), member.folder, announced=False)
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _circumstances(watched: Watched) -> list[str]:
-    """Details that may help to find out why."""
-    memory = psutil.virtual_memory()
-    lines = [f"  memory: {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB are free now"]
-    log = last_lines(watched.log, 8)
-    if log:
-        lines += [f"  its last lines, in {watched.log}:", *(f"    {line}" for line in log)]
-    return lines
-
-
-def _innermost_frames(member: Member, count: int = 4) -> list[str]:
-    """The stack of a process's main thread, as the process itself writes it."""
-    if not member.announced:
-        return ["it cannot say"]
-    try:
-        os.kill(member.pid, members.STACK_SIGNAL)
-    except ProcessLookupError:
-        return ["it is gone"]
-    for _ in range(10):
-        time.sleep(0.1)
-        text = member.stack_file.read_text() if member.stack_file.exists() else ""
-        # faulthandler writes the current thread last: the one that handles signals, which is the main thread.
-        frames = text.rpartition("Current thread")[2].splitlines()[1:]
-        if frames:
-            return [frame.strip() for frame in frames[:count]]
-    return ["it does not answer"]
 
 
 def end_run(folder: Path) -> None:
