@@ -30,9 +30,9 @@ def at_the_door(
     config: RolloutCorrConfig = PLAIN,
     **optional: object,
 ) -> Batch:
-    """`prepare`, with nothing optional unless it is given."""
+    """`prepare`, padded, with nothing optional unless it is given."""
     given_ = {"advantages": None, "group_ids": None, "staleness": None, **optional}
-    return prepare(train, rollout, mask, config, **given_)
+    return prepare(train, rollout, mask, config, **given_).padded()
 
 
 @pytest.fixture

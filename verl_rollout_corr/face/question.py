@@ -43,7 +43,7 @@ class Question:
             advantages=self.advantages,
             group_ids=self.group_ids,
             staleness=self.staleness,
-        )
+        ).padded()
         invalid = invalid_tokens(batch.train, batch.rollout, batch.mask)
         valid = batch.mask & ~invalid.any(dim=1)[:, None]
         return Judged(batch, invalid, token_log_probs(batch.train, batch.rollout, valid))

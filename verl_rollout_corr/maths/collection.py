@@ -190,7 +190,7 @@ def _sequences(tokens: TokenLogProbs, rows: _Parts) -> Values:
     gap = -rows.log_ratio / count
     # Not mean_train + gap: beside a log pi_train of -60000 that loses seven digits of a log mu near 0.
     mean_rollout = tokens.unless_impossible(tokens.rollout).sum(dim=1) / count
-    product = ratio(tokens.log_ratio.sum(dim=1))
+    product = ratio(torch.where(rows.finite < rows.n, -torch.inf, rows.log_ratio))
     return {
         s.SEQS: exists.sum(),
         s.FINITE_SEQS: some.sum(),

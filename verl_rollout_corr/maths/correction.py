@@ -18,7 +18,8 @@ from verl_rollout_corr.maths.collection import Outcome, collect
 from verl_rollout_corr.maths.criteria import judge
 from verl_rollout_corr.maths.inputs import check_valid, prepare
 from verl_rollout_corr.maths.metrics import finalize
-from verl_rollout_corr.maths.parts import Part, Whole, parts_of, survey
+from verl_rollout_corr.maths.parts import Part, Parts, Whole, survey
+from verl_rollout_corr.maths.scopes import to_padded
 from verl_rollout_corr.maths.sum_table import INVALID_SEQS
 from verl_rollout_corr.maths.sums import Sums
 from verl_rollout_corr.maths.weights import weigh
@@ -148,24 +149,23 @@ def correct(
         group_ids=group_ids,
         staleness=staleness,
     )
-    shape, device = batch.mask.shape, batch.mask.device
-    keep = torch.zeros(shape, dtype=batch.keep_dtype, device=device)
-    weights = None if config.weights is None else torch.zeros(shape, dtype=torch.float32, device=device)
+    layout, device = batch.layout, batch.mask.device
+    keep = layout.blank(batch.mask, batch.keep_dtype)
+    weights = None if config.weights is None else layout.blank(batch.mask, torch.float32)
     sums = Sums.zero(config).to(device)
     with torch.no_grad():
-        parts = parts_of(batch)
+        parts = Parts(batch)
         whole = survey(parts, config)
         for part in parts:
             decision = _decide(part, config, whole)
-            to = slice(decision.keep.shape[1])
-            keep[part.rows, to] = decision.keep
+            layout.put(keep, part.rows, decision.keep)
             if weights is not None and decision.weights is not None:
-                weights[part.rows, to] = decision.weights
+                layout.put(weights, part.rows, decision.weights)
             sums = sums + decision.sums
     if config.invalid is Invalid.ERROR and sums.to_host().value(INVALID_SEQS):
-        check_valid(batch.rollout, batch.mask, train=batch.train)
+        check_valid(to_padded(batch.rollout), to_padded(batch.mask), train=to_padded(batch.train))
     return Correction(
-        weights=None if weights is None else batch.layout.answer(weights),
-        keep=batch.layout.answer(keep),
+        weights=None if weights is None else layout.joined(weights),
+        keep=layout.joined(keep),
         sums=sums,
     )

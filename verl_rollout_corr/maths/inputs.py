@@ -1,6 +1,6 @@
 """The check of a batch: everything about it is checked once, here, with errors that name the row and what to do.
 
-`prepare` synchronises with the host. The functions that get the checked batch do not check it again.
+`prepare` synchronises with the host, and pads nothing. The functions that get the checked batch do not check it again.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.errors import InputError, MissingRolloutLogProbsError
-from verl_rollout_corr.grammar import RolloutCorrConfig
+from verl_rollout_corr.grammar import Criterion, RolloutCorrConfig
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, not_above, not_below
-from verl_rollout_corr.maths.scopes import Layout, layout_of, row_offsets, to_padded
+from verl_rollout_corr.maths.scopes import ALL_ROWS, Layout, layout_of, row_offsets, to_padded
 
 LOG_PROB_SLACK = 1e-3
 """A number above 0 and up to this is taken for log 1 = 0 with a rounding error. A larger one is not a log-prob."""
@@ -29,7 +29,10 @@ _warned_half = False
 
 @dataclass(frozen=True)
 class Batch:
-    """A checked, padded batch. Tensors are (B, T), except `group_ids` and `staleness`, which are (B,)."""
+    """A checked batch. Tensors are (B, T) or jagged, as they were given, but `mask` is bool.
+
+    `advantages` may be (B,), and `group_ids` and `staleness` are.
+    """
 
     train: Tensor
     rollout: Tensor
@@ -39,6 +42,17 @@ class Batch:
     staleness: Tensor | None
     layout: Layout
     keep_dtype: torch.dtype
+
+    def padded(self, rows: slice = ALL_ROWS) -> Batch:
+        """Some of its rows, padded to (B, T); T is the longest of them if it is jagged. Padded rows are not copied."""
+        train, rollout, mask = (to_padded(side, rows=rows) for side in (self.train, self.rollout, self.mask))
+        advantages, groups, lags = self.advantages, self.group_ids, self.staleness
+        if advantages is not None:
+            advantages = to_padded(advantages, rows=rows)
+            by_row = advantages.dim() == 1
+            advantages = advantages[:, None].expand(mask.shape) if by_row else advantages[:, : mask.shape[1]]
+        groups, lags = (None if column is None else column[rows] for column in (groups, lags))
+        return Batch(train, rollout, mask, advantages, groups, lags, self.layout, self.keep_dtype)
 
 
 def invalid_tokens(train: Tensor, rollout: Tensor, mask: Tensor) -> Tensor:
@@ -66,7 +80,7 @@ def prepare(
     group_ids: Any,
     staleness: Any,
 ) -> Batch:
-    """Checks and pads a batch. Raises InputError or MissingRolloutLogProbsError."""
+    """Checks a batch. Raises InputError or MissingRolloutLogProbsError."""
     if rollout_log_probs is None:
         raise MissingRolloutLogProbsError(
             "rollout_log_probs is None, so there is nothing to compare the trainer's log-probs with; make the engine "
@@ -82,15 +96,14 @@ def prepare(
     layout = layout_of(response_mask)
     _check_shapes(named)
     warn_half(train_log_probs, rollout_log_probs, stacklevel=5)
-    mask = _bool_mask(to_padded(response_mask))
-    train, rollout = to_padded(train_log_probs), to_padded(rollout_log_probs)
-    _check_log_prob_dtype(train, "train_log_probs")
-    _check_log_prob_dtype(rollout, "rollout_log_probs")
+    mask = _bool_mask(response_mask)
+    _check_log_prob_dtype(train_log_probs, "train_log_probs")
+    _check_log_prob_dtype(rollout_log_probs, "rollout_log_probs")
     return Batch(
-        train=train,
-        rollout=rollout,
+        train=train_log_probs,
+        rollout=rollout_log_probs,
         mask=mask,
-        advantages=_advantages(advantages, mask, config, layout),
+        advantages=_advantages(advantages, mask, config),
         group_ids=_groups(group_ids, mask, config),
         staleness=_staleness(staleness, mask, config),
         layout=layout,
@@ -166,15 +179,17 @@ def _check_log_prob_dtype(tensor: Tensor, name: str) -> None:
 def _bool_mask(mask: Tensor) -> Tensor:
     if mask.dtype is torch.bool:
         return mask
-    found = mask.bool()
-    if not torch.equal(mask, found.to(mask.dtype)):
-        bad = (mask != 0) & (mask != 1)
+    given = mask.values() if mask.is_nested else mask
+    found = given.bool()
+    if not torch.equal(given, found.to(given.dtype)):
+        padded = to_padded(mask)
+        bad = (padded != 0) & (padded != 1)
         row, position = (int(index) for index in bad.nonzero()[0])
         raise InputError(
-            f"response_mask is {mask[row, position].item()} at row {row}, position {position} ({int(bad.sum())} such "
+            f"response_mask is {padded[row, position].item()} at row {row}, position {position} ({int(bad.sum())} such "
             "values); a mask holds 0 and 1 only. Weights belong into the loss, not into the mask"
         )
-    return found
+    return torch.nested.nested_tensor_from_jagged(found, row_offsets(mask)) if mask.is_nested else found
 
 
 def check_valid(rollout: Tensor, mask: Tensor, *, train: Tensor | None = None) -> None:
@@ -218,7 +233,7 @@ def _cause(values: dict[str, float]) -> tuple[str, float, str]:
     return name, value, cause
 
 
-def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig, layout: Layout) -> Tensor | None:
+def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor | None:
     needing = [criterion for criterion in config.reject if criterion.when is not None]
     if advantages is None:
         if needing:
@@ -227,30 +242,39 @@ def _advantages(advantages: Any, mask: Tensor, config: RolloutCorrConfig, layout
                 "(B, T) or (B,)"
             )
         return None
-    advantages = _rows_of_tokens("advantages", advantages)
-    if advantages.is_nested and layout.lengths is not None:
-        found, expected = advantages.offsets().diff().tolist(), cast(Any, layout.lengths).tolist()
+    advantages = _rows_of_tokens("advantages", advantages).detach()
+    if advantages.is_nested and mask.is_nested:
+        found, expected = (_shape(tensor)[1:] for tensor in (advantages, mask))
         if found != expected:
             raise InputError(
-                f"advantages has rows of {found} tokens, response_mask of {expected}; both must cover the same tokens"
+                f"advantages has rows of {[*found]} tokens, response_mask of {[*expected]}; both must cover the same "
+                "tokens"
             )
+        _check_signs(advantages, mask, needing)
+        return advantages
+    advantages = to_padded(advantages)
+    shape = tuple(mask.shape)
+    if mask.is_nested:
+        lengths = row_offsets(mask).diff()
+        shape = (len(lengths), int(lengths.max()) if len(lengths) else 0)
+    if tuple(advantages.shape) not in (shape, shape[:1]):
+        raise InputError(f"advantages has shape {tuple(advantages.shape)}, expected {shape} or ({shape[0]},)")
+    _check_signs(advantages, mask, needing)
+    return advantages
+
+
+def _check_signs(advantages: Tensor, mask: Tensor, needing: Sequence[Criterion]) -> None:
+    """Refuses NaN among the advantages of response tokens, if a criterion looks at their sign."""
+    if not needing or not bool((advantages.values() if advantages.is_nested else advantages).isnan().any()):
+        return
     padded = to_padded(advantages)
-    if padded.dim() == 1 and padded.shape[0] == mask.shape[0]:
-        padded = padded[:, None].expand(mask.shape)
-    if padded.shape != mask.shape:
+    bad = to_padded(mask) & (padded[:, None] if padded.dim() == 1 else padded).isnan()
+    if bool(bad.any()):
+        row, position = (int(index) for index in bad.nonzero()[0])
         raise InputError(
-            f"advantages has shape {tuple(padded.shape)}, expected {tuple(mask.shape)} or ({mask.shape[0]},)"
+            f"advantages is NaN at row {row}, position {position} ({int(bad.sum())} response tokens), and "
+            f"reject.{needing[0].name} looks at its sign; look for the reward or baseline that is NaN"
         )
-    padded = padded.detach()
-    if needing:
-        bad = mask & padded.isnan()
-        if bool(bad.any()):
-            row, position = (int(index) for index in bad.nonzero()[0])
-            raise InputError(
-                f"advantages is NaN at row {row}, position {position} ({int(bad.sum())} response tokens), and "
-                f"reject.{needing[0].name} looks at its sign; look for the reward or baseline that is NaN"
-            )
-    return padded
 
 
 def _groups(group_ids: Any, mask: Tensor, config: RolloutCorrConfig) -> Tensor | None:

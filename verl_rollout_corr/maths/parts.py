@@ -6,9 +6,10 @@ the whole batch: `survey` goes through the parts for each of them, and keeps at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -112,30 +113,50 @@ def _keep_freed_memory() -> None:
     torch.empty(_KEPT_BYTES, dtype=torch.int8)
 
 
-def parts_of(batch: Batch) -> list[Part]:
-    """Splits the batch, in its order, into parts of some rows each; at least one. They are views: nothing is copied.
+@dataclass(frozen=True)
+class Parts:
+    """A batch in parts of some rows each, in its order; at least one. A part is made when it is looked at.
 
-    Columns after the last response token of a part's rows are left out: there is nothing to decide there.
+    Parts of a padded batch are views. Those of a jagged one are padded, each to its longest row.
     """
-    _keep_freed_memory()
-    rows, length = batch.mask.shape
-    rows_per_part = max(PART_TOKENS // max(length, 1), 1) if batch.mask.device.type == "cpu" else max(rows, 1)
 
-    def part(at: slice) -> Part:
-        mask, advantages = batch.mask[at], batch.advantages
-        to = slice(_used(mask))
-        return Part(
-            batch.train[at, to],
-            batch.rollout[at, to],
-            mask[:, to],
-            None if advantages is None else advantages[at, to],
-            None if batch.group_ids is None else batch.group_ids[at],
-            None if batch.staleness is None else batch.staleness[at],
-            rows=at,
-            may_wait=True,
-        )
+    batch: Batch
 
-    return [part(slice(start, start + rows_per_part)) for start in range(0, max(rows, 1), rows_per_part)]
+    def __iter__(self) -> Iterator[Part]:
+        for rows in self._rows:
+            piece = self.batch.padded(rows)
+            # After the last response token of its rows, there is nothing to decide.
+            to = slice(_used(piece.mask))
+            advantages = None if piece.advantages is None else piece.advantages[:, to]
+            yield Part(
+                piece.train[:, to],
+                piece.rollout[:, to],
+                piece.mask[:, to],
+                advantages,
+                piece.group_ids,
+                piece.staleness,
+                rows=rows,
+                may_wait=True,
+            )
+
+    @cached_property
+    def _rows(self) -> list[slice]:
+        mask, lengths = self.batch.mask, self.batch.layout.lengths
+        if mask.device.type != "cpu":
+            return [slice(0, mask.shape[0])]
+        _keep_freed_memory()
+        return list(_cut([mask.shape[1]] * mask.shape[0] if lengths is None else cast(Any, lengths).tolist()))
+
+
+def _cut(lengths: Sequence[int]) -> Iterator[slice]:
+    """Rows of these lengths that come together, so many that they have PART_TOKENS positions when they are padded."""
+    first, longest = 0, 0
+    for row, length in enumerate(lengths):
+        longest = max(longest, length)
+        if row > first and (row + 1 - first) * longest > PART_TOKENS:
+            yield slice(first, row)
+            first, longest = row, length
+    yield slice(first, len(lengths))
 
 
 def _used(mask: Tensor) -> int:
@@ -146,12 +167,16 @@ def _used(mask: Tensor) -> int:
     return int(used[-1]) + 1 if len(used) else 0
 
 
-def survey(parts: Sequence[Part], config: RolloutCorrConfig) -> Whole:
+def survey(parts: Iterable[Part], config: RolloutCorrConfig) -> Whole:
     """What each part must know of the others. Together and in their order, the parts are the batch."""
     whole = Whole({c: _leaves(parts, c) for c in config.reject if c.scope is Scope.BATCH})
     if config.min_group_kept is not None:
-        kept_rows = torch.cat([_keep(part, part.read(), config, whole).any(dim=1) for part in parts])
-        groups = torch.cat([part.group_ids for part in parts if part.group_ids is not None])
+        kept, ids = list[Tensor](), list[Tensor]()
+        for part in parts:
+            assert part.group_ids is not None  # checked at the door
+            kept.append(_keep(part, part.read(), config, whole).any(dim=1))
+            ids.append(part.group_ids)
+        kept_rows, groups = torch.cat(kept), torch.cat(ids)
         whole = Whole(whole.leaves, _groups_stay(kept_rows, groups, config.min_group_kept))
     if config.weights is not None and config.weights.normalize is not None:
         found: list[tuple[Tensor, Tensor]] = []
@@ -174,16 +199,17 @@ def _keep(part: Part, rows: Rows, config: RolloutCorrConfig, whole: Whole) -> Te
     return whole.kept(rows.tokens.mask, verdicts, part)
 
 
-def _leaves(parts: Sequence[Part], criterion: Criterion) -> Leaves:
+def _leaves(parts: Iterable[Part], criterion: Criterion) -> Leaves:
     """What a criterion of the batch scope rejects."""
     found: list[Candidates] = []
-    precision = torch.float64
+    firsts: list[int | None] = []
+    precision, may_wait = torch.float64, True
     for part in parts:
         rows = part.read()
-        precision = rows.tokens.precision
         found.append(candidates(criterion, rows.tokens, rows.advantages))
-    leaves = leave(criterion, found, precision, may_wait=all(part.may_wait for part in parts))
-    return dict(zip((part.rows.start for part in parts), leaves, strict=True))
+        firsts.append(part.rows.start)
+        precision, may_wait = rows.tokens.precision, part.may_wait
+    return dict(zip(firsts, leave(criterion, found, precision, may_wait=may_wait), strict=True))
 
 
 def _groups_stay(kept_rows: Tensor, group_ids: Tensor, least: int) -> Tensor:

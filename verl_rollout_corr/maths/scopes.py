@@ -16,6 +16,9 @@ from torch import Tensor
 
 from verl_rollout_corr.grammar import Agg, Scope
 
+ALL_ROWS = slice(None)
+"""The rows of a whole batch."""
+
 
 class Units(Protocol):
     """The units of one scope in a padded batch: S slots in each row, of which some are units.
@@ -158,11 +161,30 @@ class Layout:
 
     def answer(self, padded: Tensor) -> Tensor:
         """Turns a padded result into the layout of the input."""
-        if self.offsets is None or self.lengths is None:
+        if self.lengths is None:
             return padded
-        inside = torch.arange(padded.shape[1], device=padded.device) < self.lengths[:, None]
+        return self.joined(padded[inside(self.lengths)])
+
+    def blank(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """Zeros for `put` and `joined`: (B, T), or for jagged rows their tokens, (N,). `mask` is in this layout."""
+        return torch.zeros_like(mask.values() if mask.is_nested else mask, dtype=dtype)
+
+    def put(self, result: Tensor, rows: slice, part: Tensor) -> None:
+        """Writes the padded result of some rows, of which it may leave out the last columns, into the whole one."""
+        if self.offsets is None or self.lengths is None:
+            result[rows, : part.shape[1]] = part
+            return
+        within = inside(self.lengths[rows])
+        part = torch.nn.functional.pad(part, (0, within.shape[1] - part.shape[1]))
+        result[_tokens_of(self.offsets, rows)] = part[within].to(result.dtype)
+
+    def joined(self, result: Tensor) -> Tensor:
+        """What `put` has filled, in the layout of the input."""
+        if self.offsets is None or self.lengths is None:
+            return result
         # Without the longest row's length, torch pads the answer to the length of all rows together.
-        return torch.nested.nested_tensor_from_jagged(padded[inside], self.offsets, max_seqlen=padded.shape[1])
+        longest = int(self.lengths.max()) if len(self.lengths) else 0
+        return torch.nested.nested_tensor_from_jagged(result, self.offsets, max_seqlen=longest)
 
 
 def row_offsets(jagged: Tensor) -> Tensor:
@@ -170,16 +192,27 @@ def row_offsets(jagged: Tensor) -> Tensor:
     return cast(Any, jagged).offsets()  # torch's stubs do not know nested tensors
 
 
-def to_padded(tensor: Tensor, *, padding: float = 0.0) -> Tensor:
-    """(B, T) of a jagged or padded tensor."""
-    if not tensor.is_nested:
-        return tensor
-    lengths = row_offsets(tensor).diff()
+def inside(lengths: Tensor) -> Tensor:
+    """(B, T) bool, T the longest of rows of these lengths: where a padded row has a token."""
     longest = int(lengths.max()) if len(lengths) else 0
-    inside = torch.arange(longest, device=lengths.device) < lengths[:, None]
-    padded = torch.full(inside.shape, padding, dtype=tensor.dtype, device=lengths.device)
-    padded[inside] = tensor.values()
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
+def to_padded(tensor: Tensor, *, padding: float = 0.0, rows: slice = ALL_ROWS) -> Tensor:
+    """(B, T) of a jagged or padded tensor, or of some of its rows; then T is the longest of these if it is jagged."""
+    if not tensor.is_nested:
+        return tensor if rows == ALL_ROWS else tensor[rows]
+    offsets = row_offsets(tensor)
+    within = inside(offsets.diff()[rows])
+    padded = torch.full(within.shape, padding, dtype=tensor.dtype, device=within.device)
+    padded[within] = tensor.values()[_tokens_of(offsets, rows)]
     return padded
+
+
+def _tokens_of(offsets: Tensor, rows: slice) -> slice:
+    """The tokens of some rows among those of all rows."""
+    first, end, _ = rows.indices(len(offsets) - 1)
+    return slice(int(offsets[first]), int(offsets[end]))
 
 
 def layout_of(tensor: Tensor) -> Layout:

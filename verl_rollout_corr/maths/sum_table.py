@@ -41,9 +41,12 @@ class Family(Enum):
     """A run of verl: values that the hook adds, since they do not follow from the sums of a batch."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sum:
-    """One row: `what` is summed, over what. `{...}` in the name stands for a member of the family."""
+    """One row: `what` is summed, over what. `{...}` in the name stands for a member of the family.
+
+    A row is equal to itself only, since rows are keys of dictionaries, and to hash each of their fields takes long.
+    """
 
     name: str
     what: str
