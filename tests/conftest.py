@@ -6,6 +6,7 @@ and tests/kernels.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ for profile, examples in (("default", 60), ("slow", 3000)):
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+gc.set_threshold(200_000, 100, 100)  # imports and compositions are a fifth slower with a collector that looks often
 torch.set_num_threads(1)  # batches of a few tokens: threads only wait for each other
 
 REAL_RUNS = ("e2e", "e2e_async", "chaos")

@@ -24,7 +24,10 @@ MODEL = "actor_rollout_ref.model"
 UPPER = {"weights.upper": 1.002}
 """Nearly half of the fresh weights are cut, so that some are, whatever is sampled."""
 MODES = {"decoupled": ("seq_is",), "bypass": ("bypass_reinforce",)}
-PLAN = tuple(Update(f"{mode}_{number}", presets, UPPER) for mode, presets in MODES.items() for number in range(5))
+PLAN = (
+    *(Update(f"{mode}_{number}", presets, UPPER) for mode, presets in MODES.items() for number in range(5)),
+    *(Update(f"lag_{number}", ("metrics_only",), {"+reject.lag.upper": 0}) for number in range(4)),
+)
 COMMON: dict[str, Any] = {
     "trainer.v1.trainer_mode": "colocate_async",
     f"{ACTOR}.optim.lr": 5e-3,
@@ -62,7 +65,7 @@ def test_every_process_says_what_is_active(ran: Planned) -> None:
     checks.said(ran.run, words=("preset=seq_is", "mode=decoupled", "weights=seq_sum[-,1.002]truncate"))
 
 
-@pytest.mark.parametrize("name", [update.name for update in PLAN])
+@pytest.mark.parametrize("name", [update.name for update in PLAN if update.name.startswith(tuple(MODES))])
 def test_corrected_at_every_step(ran: Planned, name: str) -> None:
     step, logged = ran.seen(name), ran.logged(name)
     want = checks.decided(step)
@@ -93,6 +96,22 @@ def test_stale_samples_show_in_the_kl_and_are_told_apart_from_the_engine(ran: Pl
         # What the engine adds at equal weights is known from the first fresh rows on.
         known = lines.index(metrics) > min(lines.index(m) for m in fresh)
         assert not known or metrics["rollout_corr/staleness_share"] > 0.9
+
+
+def test_rows_that_are_too_old_are_rejected_in_decoupled_mode(ran: Planned) -> None:
+    """As many as verl says are stale, each as a whole, and no other."""
+    kept_rows = []
+    for name, logged in of(ran, "lag").items():
+        kept = [set(row.keep[row.mask].tolist()) for row in ran.seen(name).rows]
+        assert all(len(states) == 1 for states in kept)
+        kept_rows.append(kept.count({True}))
+        late = 1 - kept_rows[-1] / len(kept)
+        assert logged["rollout_corr/rollout_rs_lag_seq_masked_fraction"] == pytest.approx(late)
+        assert logged["rollout_corr/rollout_rs_lag_max"] == logged[f"{VERLS_STALENESS}/max"]
+        all_of_it = lag_of_all(logged)
+        assert kept_rows[-1] == len(kept) if all_of_it == 0 else kept_rows[-1] < len(kept)
+        assert all_of_it != 1 or kept_rows[-1] == 0
+    assert max(kept_rows) > 0 and min(kept_rows) < 32, kept_rows
 
 
 @pytest.mark.chaos
