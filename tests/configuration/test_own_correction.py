@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from configuration.runs import BYPASS, DECOUPLED, LOSS, OWN, refused, run
+from configuration.runs import BYPASS, DECOUPLED, OWN, refused, run
 
 VETO = "rollout_token_veto_threshold"
 
@@ -48,8 +48,6 @@ def test_every_key_gets_the_line_that_replaces_it(own: dict[str, Any], words: li
     refused(DECOUPLED, run({f"{OWN}.{key}": value for key, value in own.items()}), f"{OWN}.", *words)
 
 
-def test_in_bypass_mode_and_inside_the_policy_loss() -> None:
+def test_in_bypass_mode() -> None:
     composed = run({f"{OWN}.bypass_mode": False}, "bypass")
     refused(BYPASS, composed, "bypass_mode is false", "rollout_corr.mode is 'bypass'", "rollout_corr.mode: decoupled")
-    composed = run({f"{LOSS}.rollout_correction": {"rollout_is": "token"}})
-    refused(DECOUPLED, composed, "policy_loss.rollout_correction is {'rollout_is': 'token'}", "Leave it out")

@@ -161,7 +161,6 @@ REFUSED: list[tuple[Any, list[str], tuple[str, ...]]] = [
     ("k3rs", [], ("'k3rs' is not a preset", "Did you mean k3_rs? Write k3_rs.")),
     (["token_is", "decoupled_k3_rs"], [], ("'decoupled_k3_rs' is not a preset. Did you mean k3_rs?",)),
     ([], [], ("[] names no preset", "['token_is', 'k3_rs']")),
-    ([3], [], ("[3] names no preset",)),
     ("k3_rs", ["+rejct.seq_mean_k3.upper=1"], ("rollout_corr.rejct is {", "Did you mean reject?")),
     ("k3_rs", ["reject.seq_mean_k3.uper=1"], ("rollout_corr.reject.seq_mean_k3.uper is 1", "Did you mean upper?")),
     (

@@ -83,12 +83,6 @@ def _misspelt(command: Command) -> Iterator[Problem]:
         yield replace(problem, remedy=f"Leave it out: {program} corrects nothing.") if program else problem
 
 
-def _unknown_preset(command: Command) -> Iterator[Problem]:
-    for name in command.unknown:
-        remedy = nearest_preset(name, shipped_names(), f"+{GROUP}=")
-        yield Problem(f"+{GROUP}", f"is {shown(name)}: there is no such preset.", remedy)
-
-
 def nearest_preset(name: str, shipped: tuple[str, ...], before: str) -> str:
     """The preset that was probably meant, or all of them. `before` is what stands before its name."""
     if before and name.lower() in _SWITCHED_OFF:
@@ -99,22 +93,19 @@ def nearest_preset(name: str, shipped: tuple[str, ...], before: str) -> str:
 
 def _text(command: Command) -> Iterator[Problem]:
     """Values that mean something else than they seem to, once Hydra has read them."""
-    for message in written.override_messages(command.overrides):
-        yield Problem.read(message)
-    if command.is_ours:
-        for message in written.document_messages(command.documents):
-            yield Problem.read(message)
+    yield from map(Problem.read, written.override_messages(command.overrides))
+    yield from map(Problem.read, written.document_messages(command.documents) if command.is_ours else ())
 
 
-def _left_out(command: Command) -> Iterator[Problem]:
-    """Presets that a defaults list calls optional, and that do not exist: Hydra leaves them out without a message."""
+def _no_such_preset(command: Command) -> Iterator[Problem]:
+    """Presets that do not exist, on the command line or optional in a defaults list: Hydra leaves those out."""
+    for name in command.unknown:
+        remedy = nearest_preset(name, shipped_names(), f"+{GROUP}=")
+        yield Problem(f"+{GROUP}", f"is {shown(name)}: there is no such preset.", remedy)
     for group, name in command.left_out:
         if group == GROUP or suspects({group: name}, _ours(command), lambda key: True):
-            yield Problem(
-                group,
-                f"is {shown(name)} in a defaults list, and optional: no such file exists, so that Hydra leaves it out.",
-                nearest_preset(name, shipped_names(), f"- {GROUP}: "),
-            )
+            why = "in a defaults list, and optional: no such file exists, so that Hydra leaves it out."
+            yield Problem(group, f"is {shown(name)} {why}", nearest_preset(name, shipped_names(), f"- {GROUP}: "))
 
 
 _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -198,8 +189,7 @@ Rule = Callable[[Command], Iterator[Problem]]
 
 RULES: tuple[Rule, ...] = (
     _misspelt,
-    _unknown_preset,
-    _left_out,
+    _no_such_preset,
     _text,
     _set_aside,
     _without_effect,

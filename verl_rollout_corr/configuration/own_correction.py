@@ -11,7 +11,6 @@ from verl_rollout_corr.configuration.translation import translate
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
 
-_LOSS = "actor_rollout_ref.actor.policy_loss"
 _OWN = "algorithm.rollout_correction"
 _NOT_SETTINGS = ("bypass_mode", "rollout_corr", "_target_")
 # verl 0.9.1's defaults. Any other value was written by hand.
@@ -44,12 +43,6 @@ def own_correction(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterato
                 f"Leave it out (its default is {shown_or_absent(default)}) and write {_ours(name, own)}, or leave "
                 "+rollout_corr out."
             )
-    nested = value_at(run, f"{_LOSS}.rollout_correction")
-    if nested is not ABSENT and nested is not None:
-        yield (
-            f"{_LOSS}.rollout_correction is {shown_or_absent(nested)}: verl's own correction cannot run beside "
-            "rollout_corr. Leave it out and write rollout_corr, or leave +rollout_corr out."
-        )
 
 
 def _ours(name: str, own: Mapping[str, Any]) -> str:
