@@ -101,6 +101,15 @@ def _extreme(name: str) -> Any:
     return Instruction(F64, (F64, F64), generate)
 
 
+def _fused(builder: Any, one: Any, other: Any, third: Any) -> Any:
+    function = builder.module.declare_intrinsic("llvm.fmuladd", [F64], ir.FunctionType(F64, [F64, F64, F64]))
+    return builder.call(function, [one, other, third])
+
+
+fused: Any = Instruction(F64, (F64, F64, F64), _fused)
+"""fused(a, b, c) is a b + c, rounded once where the processor can. (LLVM would compute a product that occurs twice only
+once, and add with two more instructions.)"""
+
 larger = _extreme("llvm.maxnum")
 """The larger of two numbers that are not NaN. (A reduction by Python's `max` does not vectorise.)"""
 smaller = _extreme("llvm.minnum")

@@ -74,13 +74,18 @@ _HEAD = ROW_SUMS + SUM_WORDS
     FAR,
     LEAVING,
     LOST,
-) = (_HEAD + word for word in range(24))
+    NEXT,
+    TRAIN_ROW,
+    ROLLOUT_ROW,
+    ADVANTAGE_ROW,
+    MASK_ROW,
+) = (_HEAD + word for word in range(29))
 """Found by stages: invalid tokens of the block, whether a unit failed, the weight of a unit, the next run, whether the
 mask is broken, the row's lag, which sides of it vary, its first log-probs. Kept by the walk: elements before the row,
 addresses of its answer, tokens kept, tokens before the block, tokens and pieces in it, the turn so far. FAR, found by a
 stage: whether a token may be clipped or infinite. Of a second pass: tokens of the block that leave, and how many of the
-row's were kept until then."""
-PIECES = _HEAD + 24
+row's were kept until then. Then the position behind what was read, and the row's addresses in the tensors."""
+PIECES = _HEAD + 29
 """Three words for each run of tokens in the block: position in the row, count, whether its turn ends with it."""
 WORK_WORDS = PIECES + 3 * BLOCK
 """Words of work before the settings."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from verl_rollout_corr.kernels import memory as m
 from verl_rollout_corr.kernels.bins import FREQUENT, sum_bins
-from verl_rollout_corr.kernels.exponential import of_rollout
+from verl_rollout_corr.kernels.exponential import exp_both
 from verl_rollout_corr.kernels.machine import add, get, get_int, inline_sums, larger, put
 from verl_rollout_corr.kernels.stages import sums
 
@@ -40,7 +40,7 @@ def sum_probabilities(work, totals, count, binned):
     rare_p, rare_q, frequent_p, frequent_q, pp, qq, pq = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for i in range(count):
         rollout = get(work, m.ROLLOUT + i)
-        mu, off_certain = of_rollout(rollout)
+        mu, off_certain = exp_both(rollout)
         difference = mu * get(work, m.GROWN + i)
         put(work, m.DIFFERENCE + i, difference)
         if not binned:

@@ -33,11 +33,16 @@ def row_address(job, tensor, row, start):
 
 
 @inline
-def read(job, tensor, work, slot, address, position, count):
-    """Reads tokens of a row into a slot, and prefetches as many more, which the next block may need."""
-    item = get_int(job, tensor + m.ITEM_BYTES)
-    call(get_int(job, tensor + m.READ), work, 0, address + position * item, slot, count)
-    prefetch(address + (position + count) * item, count * item)
+def read(job, tensor, work, slot, row, position, count):
+    """Reads tokens of a row into a slot. `row`: the word that has its address."""
+    address = get_int(work, row) + position * get_int(job, tensor + m.ITEM_BYTES)
+    call(get_int(job, tensor + m.READ), work, 0, address, slot, count)
+
+
+@inline
+def fetch(work, address, item):
+    """Asks memory for the next block of a row. Only so much at a time: a core waits when it has asked for too much."""
+    prefetch(get_int(work, address) + get_int(work, m.NEXT) * item, m.BLOCK * item)
 
 
 @inline
@@ -124,12 +129,9 @@ def answer_piece(work, totals, job, position, first, count, ends):
         reduce_stages(work, totals, job, m.ON_TURN, first, count)
     size = get_int(job, m.J_KEEP_BYTES)
     keep = get_int(work, m.KEEP_ROW) + position * size
-    prefetch(keep + count * size, count * size)
     call(get_int(job, m.J_KEEP_STORE), work, get_int(job, m.J_KEEP_ONE), keep, first, count)
     if get_int(job, m.J_WEIGHT_PHASE) == m.ON_BLOCK:
-        weights = get_int(work, m.WEIGHTS_ROW) + 4 * position
-        prefetch(weights + 4 * count, 4 * count)
-        call(get_int(job, m.J_WEIGHT_STORE), work, 0, weights, first, count)
+        call(get_int(job, m.J_WEIGHT_STORE), work, 0, get_int(work, m.WEIGHTS_ROW) + 4 * position, first, count)
     kept = count
     if get_int(job, m.J_JUDGES_TOKENS) != 0:
         kept = 0
@@ -152,11 +154,15 @@ def flush(work, totals, job, unused, count):
     if position == 0:
         put(work, m.FIRST_TRAIN, get(work, m.TRAIN))
         put(work, m.FIRST_ROLLOUT, get(work, m.ROLLOUT))
+    fetch(work, m.TRAIN_ROW, get_int(job, m.J_TRAIN + m.ITEM_BYTES))
     call(get_int(job, m.J_CHECK), work, totals, 0, 0, count)
     if get_int(work, m.INVALID) != 0:
         return
+    fetch(work, m.ROLLOUT_ROW, get_int(job, m.J_ROLLOUT + m.ITEM_BYTES))
     call(get_int(job, m.J_RATIOS), work, totals, 0, 0, count)
+    fetch(work, m.MASK_ROW, get_int(job, m.J_MASK + m.ITEM_BYTES))
     call(get_int(job, m.J_PROBABILITIES), work, totals, 0, 0, count)
+    fetch(work, m.KEEP_ROW, get_int(job, m.J_KEEP_BYTES))
     for word in range(m.SUM_WORDS):
         add(work, m.ROW_SUMS + word, get(work, m.BLOCK_SUMS + word))
     if get_int(job, m.J_BINS) != 0:
@@ -171,6 +177,8 @@ def flush(work, totals, job, unused, count):
             put_int(work, m.KEEP + index, 1)
     reduce_stages(work, totals, job, m.ON_BLOCK, get_int(work, m.ROW_START) + position, count)
     reduce_stages(work, totals, job, m.ON_SEQ, 0, count)
+    if get_int(job, m.J_WEIGHT_PHASE) == m.ON_BLOCK:
+        fetch(work, m.WEIGHTS_ROW, 4)
     first = 0
     for piece in range(get_int(work, m.PIECE_COUNT)):
         at = m.PIECES + 3 * piece
@@ -190,6 +198,10 @@ def start_row(work, job, row, start):
     put_int(work, m.ROW_START, start)
     put_int(work, m.KEEP_ROW, get_int(job, m.J_KEEP) + start * get_int(job, m.J_KEEP_BYTES))
     put_int(work, m.WEIGHTS_ROW, get_int(job, m.J_WEIGHTS) + 4 * start)
+    put_int(work, m.TRAIN_ROW, row_address(job, m.J_TRAIN, row, start))
+    put_int(work, m.ROLLOUT_ROW, row_address(job, m.J_ROLLOUT, row, start))
+    put_int(work, m.ADVANTAGE_ROW, row_address(job, m.J_ADVANTAGE, row, start))
+    put_int(work, m.MASK_ROW, row_address(job, m.J_MASK, row, start))
     put_int(work, m.LAG, get_int(get_int(job, m.J_LAGS), row))
     put_int(work, m.INVALID, 0)
     put_int(work, m.BAD_MASK, 0)
@@ -209,24 +221,21 @@ def start_row(work, job, row, start):
 
 
 @inline
-def read_run(work, totals, job, row, start, end):
+def read_run(work, totals, job, start, end):
     """Reads a run of response tokens into blocks, and passes on each that is full."""
-    before = get_int(work, m.ROW_START)
-    train = row_address(job, m.J_TRAIN, row, before)
-    rollout = row_address(job, m.J_ROLLOUT, row, before)
-    advantage = row_address(job, m.J_ADVANTAGE, row, before)
     position = start
     while position < end and get_int(work, m.INVALID) == 0:
         filled = get_int(work, m.FILLED)
         take = min(end - position, m.BLOCK - filled)
-        read(job, m.J_TRAIN, work, m.TRAIN + filled, train, position, take)
-        read(job, m.J_ROLLOUT, work, m.ROLLOUT + filled, rollout, position, take)
+        read(job, m.J_TRAIN, work, m.TRAIN + filled, m.TRAIN_ROW, position, take)
+        read(job, m.J_ROLLOUT, work, m.ROLLOUT + filled, m.ROLLOUT_ROW, position, take)
         if get_int(job, m.J_ADVANTAGE + m.READ) != 0:
-            read(job, m.J_ADVANTAGE, work, m.ADVANTAGE + filled, advantage, position, take)
+            read(job, m.J_ADVANTAGE, work, m.ADVANTAGE + filled, m.ADVANTAGE_ROW, position, take)
         at = m.PIECES + 3 * get_int(work, m.PIECE_COUNT)
         put_int(work, at, position)
         put_int(work, at + 1, take)
         position += take
+        put_int(work, m.NEXT, position)
         put_int(work, at + 2, 1 if position == end else 0)
         bump(work, m.PIECE_COUNT, 1)
         put_int(work, m.FILLED, filled + take)
@@ -280,8 +289,7 @@ def end_row(work, totals, job, row, length):
         clear_keep(work, job, 0, length)
         put_int(work, m.KEPT, 0)
     if get_int(job, m.J_WEIGHT_PHASE) == m.ON_SEQ:
-        mask = row_address(job, m.J_MASK, row, get_int(work, m.ROW_START))
-        position = 0
+        mask, position = get_int(work, m.MASK_ROW), 0
         while next_run(work, job, mask, position, length):
             position = get_int(work, m.RUN_END)
             fill_weights(work, get_int(work, m.RUN_START), position)
@@ -300,8 +308,7 @@ def reject_row(work, totals, job, row, length):
     for word in range(get_int(job, m.J_SUM_WORDS)):
         put_int(totals, word, get_int(work, get_int(job, m.J_SAVED) + word))
     clear_answer(work, job, 0, length)
-    mask = row_address(job, m.J_MASK, row, get_int(work, m.ROW_START))
-    n, position = 0, 0
+    mask, n, position = get_int(work, m.MASK_ROW), 0, 0
     while next_run(work, job, mask, position, length):
         position = get_int(work, m.RUN_END)
         n += position - get_int(work, m.RUN_START)
@@ -319,18 +326,16 @@ def walk_row(work, totals, job, row, unused):
         for word in range(get_int(job, m.J_SUM_WORDS)):
             put_int(work, get_int(job, m.J_SAVED) + word, get_int(totals, word))
     start_row(work, job, row, start)
-    mask = row_address(job, m.J_MASK, row, start)
-    position = 0
+    mask, position = get_int(work, m.MASK_ROW), 0
     # The mask is read as far as a block, so that memory can fetch the next part meanwhile. The end of a turn shows only
     # in a mask that is read as a whole.
-    window, item = length if get_int(job, m.J_TURNS) != 0 else m.BLOCK, get_int(job, m.J_MASK + m.ITEM_BYTES)
+    window = length if get_int(job, m.J_TURNS) != 0 else m.BLOCK
     while position < length and get_int(work, m.INVALID) == 0 and get_int(work, m.BAD_MASK) == 0:
         limit = min(length, position + window)
         next_run(work, job, mask, position, limit)
-        prefetch(mask + limit * item, min(length - limit, m.BLOCK) * item)
         clear_answer(work, job, position, get_int(work, m.RUN_START))
         position = get_int(work, m.RUN_END)
-        read_run(work, totals, job, row, get_int(work, m.RUN_START), position)
+        read_run(work, totals, job, get_int(work, m.RUN_START), position)
     filled = get_int(work, m.FILLED)
     if (filled > 0) & (get_int(work, m.INVALID) == 0):
         call(get_int(job, m.J_FLUSH), work, totals, job, 0, filled)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels.exponential import LN2, exp_parts, log1p, log_beyond, of_rollout, off_bounded
+from verl_rollout_corr.kernels.exponential import LN2, exp_both, log1p, log_beyond, off_bounded
 from verl_rollout_corr.kernels.machine import bits_of, float_of, get, get_int, inline, put
 from verl_rollout_corr.kernels.stages import Stage, stage
 
@@ -46,8 +46,7 @@ def bernoulli_kl(log_ratio: float, p: float, q: float, exact_not_p: float, exact
     """`maths.statistics._bernoulli_kl` from log p - log q, the probabilities and their complements."""
     far = log_ratio > 1.0
     near = max(min(log_ratio, 1.0), -700.0)
-    s, f, g = exp_parts(near)
-    off = (s - 1.0) + s * (f + g)
+    off = exp_both(near)[1]
     moved = q - p if far else -q * off
     taken = (p * log_ratio - p) + q if far else q * phi(near, off)
     not_p, not_q = max(exact_not_p, _COMPLEMENT_FLOOR), max(exact_not_q, _COMPLEMENT_FLOOR)
@@ -61,9 +60,8 @@ def bernoulli_kl(log_ratio: float, p: float, q: float, exact_not_p: float, exact
 @inline
 def certain(log: float):
     """The probability and its complement, from a log-prob. A log-prob above 0 counts as certainty."""
-    s, f, g = exp_parts(max(min(log, 0.0), -700.0))
-    off = (s - 1.0) + s * (f + g)
-    return s + s * (f + g), -off
+    size, off = exp_both(max(min(log, 0.0), -700.0))
+    return size, -off
 
 
 @inline
@@ -100,7 +98,7 @@ def plain(work, count):
 @inline
 def block_divergences(work, i):
     """Both divergences of a token of the block."""
-    q, off_certain = of_rollout(get(work, m.ROLLOUT + i))
+    q, off_certain = exp_both(get(work, m.ROLLOUT + i))
     log_ratio, k3, difference = get(work, m.LOG_RATIO + i), get(work, m.K3 + i), get(work, m.DIFFERENCE + i)
     return divergences(log_ratio, k3, difference, q, -off_certain)
 

@@ -105,7 +105,9 @@ def sum_ratios(work, count, near, binned, wanted):
             sum_l += log_ratio if possible else 0.0
             sum_k3 += k3 if possible else 0.0
         sum_off += abs(off_one)
-        sum_square += ratio * ratio
+        # r is 1 + (r - 1) where nothing reads it alone: one product less.
+        size = ratio if wanted else off_one + 1.0
+        sum_square += size * size
     b = m.BLOCK_SUMS
     put(work, b + m.N, float(count))
     put(work, b + m.FINITE, float(count) if near else float(finite))
