@@ -40,3 +40,9 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     yield seen
     if not had:
         OmegaConf.clear_resolver(resolver.NAME)
+
+
+@pytest.fixture
+def composed(compose_verl: Compose, hook: list[object]) -> Compose:
+    """Composes a run as verl's main program does, with Hydra's own node."""
+    return lambda *overrides: compose("ppo_trainer", list(overrides), return_hydra_config=True)
