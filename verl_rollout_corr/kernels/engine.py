@@ -39,7 +39,7 @@ def correct(
     )
     if question is None:
         return None
-    program = _program(config, not train_log_probs.dtype == rollout_log_probs.dtype == torch.float64)
+    program = _program_of(config, not train_log_probs.dtype == rollout_log_probs.dtype == torch.float64)
     if program is None:
         return None
     run = Run(program, question)
@@ -52,6 +52,17 @@ def correct(
         keep=question.answer(run.keep),
         sums=sums_of(program, run.sums, run.row_entries()),
     )
+
+
+def _program_of(config: RolloutCorrConfig, float32: bool) -> Program | None:
+    """Its program; at once for the configuration of the last call, since to hash one takes long for a small batch."""
+    known = _latest.get(float32)
+    if known is None or known[0] is not config:
+        known = _latest[float32] = config, _program(config, float32)
+    return known[1]
+
+
+_latest: dict[bool, tuple[RolloutCorrConfig, Program | None]] = {}
 
 
 @lru_cache(maxsize=64)

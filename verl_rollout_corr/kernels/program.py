@@ -40,7 +40,8 @@ class Program:
     """What the kernels do for one configuration and precision.
 
     `stages`: (stages, STAGE_WORDS) int64. `settings`: (stages, WORDS) float64, some words int64 bits. `batch`: the
-    criteria of the batch, by their index. `weight_stage`: the stage that has the buffer.
+    criteria of the batch, by their index. `weight_stage`: the stage that has the buffer. `jobs`: what the
+    kernels share in every batch of the same dtypes.
     """
 
     config: RolloutCorrConfig
@@ -53,6 +54,7 @@ class Program:
     nan_stage: int = -1
     judges_tokens: bool = False
     reads_ratio: bool = False
+    jobs: dict[Any, list[int]] = field(default_factory=dict)
     turns: bool = False
 
     @property

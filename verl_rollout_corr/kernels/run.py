@@ -28,9 +28,11 @@ class Run:
         self.program, self.question = program, question
         self.keep = question.empty(question.mask.dtype)
         self.weights = question.empty(torch.float32) if program.config.weights is not None else None
-        self.row_n, self.row_kept, self.row_invalid = (np.zeros(question.rows, dtype=np.int64) for _ in range(3))
+        self.by_row = np.zeros((3, question.rows), dtype=np.int64)
+        self.row_n, self.row_kept, self.row_invalid = self.by_row
         self.bounds = chunk_bounds(question.offsets)
-        self.sums = np.tile(program.neutral, (len(self.bounds) - 1, 1))
+        self.sums = np.empty((len(self.bounds) - 1, program.sum_words))
+        self.sums[:] = program.neutral
         self.settings = program.parameters.copy()
         self.threads: list[np.ndarray] = []
         self.job = self._job()
@@ -42,44 +44,27 @@ class Run:
 
     def _job(self) -> np.ndarray:
         program, question = self.program, self.question
-        job = np.zeros(m.JOB_WORDS, dtype=np.int64)
-        _describe(job, m.J_TRAIN, question.train, tensors.WIDEN[question.train.dtype].address)
-        _describe(job, m.J_ROLLOUT, question.rollout, tensors.WIDEN[question.rollout.dtype].address)
-        _describe(job, m.J_MASK, question.mask, tensors.NEXT_RUN[question.mask.dtype.itemsize].address)
-        advantages = question.advantages
-        if advantages is not None:
-            function = tensors.repeat if question.by_row else tensors.WIDEN[advantages.dtype]
-            _describe(job, m.J_ADVANTAGE, advantages, function.address)
-            if question.by_row:
-                job[[m.J_ADVANTAGE + m.ROW_BYTES, m.J_ADVANTAGE + m.ITEM_BYTES, m.J_ADVANTAGE + m.BY_ROW]] = (8, 0, 1)
-        width = self.keep.dtype.itemsize
-        job[m.J_KEEP], job[m.J_KEEP_BYTES] = self.keep.data_ptr(), width
-        job[m.J_KEEP_ONE], job[m.J_KEEP_STORE] = (
-            tensors.bits_of_one(self.keep.dtype),
-            tensors.STORE_KEEP[width].address,
-        )
-        job[m.J_WEIGHT_PHASE] = program.weight_phase
+        by_row = question.by_row
+        advantages = None if question.advantages is None else (question.advantages.dtype, by_row)
+        key = question.train.dtype, question.rollout.dtype, question.mask.dtype, advantages
+        job = program.jobs.get(key)
+        if job is None:
+            job = program.jobs[key] = _lasting(program, *key)
+        job = job.copy()
+        _describe(job, m.J_TRAIN, question.train)
+        _describe(job, m.J_ROLLOUT, question.rollout)
+        _describe(job, m.J_MASK, question.mask)
+        if question.advantages is not None:
+            _describe(job, m.J_ADVANTAGE, question.advantages)
+        if by_row:  # one number for all tokens of a row
+            job[m.J_ADVANTAGE + m.ROW_BYTES : m.J_ADVANTAGE + m.READ] = 8, 0, True
+        job[m.J_KEEP] = self.keep.data_ptr()
         if self.weights is not None:
-            job[m.J_WEIGHTS], job[m.J_WEIGHT_STORE] = self.weights.data_ptr(), tensors.store_weights.address
-        job[m.J_OFFSETS], job[m.J_LAGS] = question.offsets.ctypes.data, question.lags.ctypes.data
-        job[[m.J_ROW_N, m.J_ROW_KEPT, m.J_ROW_INVALID]] = [
-            array.ctypes.data for array in (self.row_n, self.row_kept, self.row_invalid)
-        ]
-        job[m.J_STAGES], job[m.J_STAGE_COUNT] = program.table.ctypes.data, len(program.table)
-        job[m.J_BINS] = bins = program.config.metrics is Metrics.ALL
-        job[m.J_CHECK] = tokens.check.address
-        job[m.J_RATIOS] = tokens.RATIOS[bins, program.reads_ratio].address
-        job[m.J_PROBABILITIES] = PROBABILITIES[bins].address
-        job[m.J_POSITIONS] = sum_positions.address if bins else 0
-        job[m.J_TURNS], job[m.J_JUDGES_TOKENS] = program.turns, program.judges_tokens
-        job[m.J_REJECT_INVALID] = program.config.invalid is Invalid.REJECT
-        job[m.J_SUM_WORDS], job[m.J_SAVED] = program.sum_words, m.WORK_WORDS + m.WORDS * len(program.table)
-        job[[m.J_WALK, m.J_FLUSH, m.J_END_ROW]] = [f.address for f in (rows.walk_row, rows.flush, rows.end_row)]
-        if program.turns:
-            job[m.J_END_TURN] = rows.end_turn.address
-        if job[m.J_REJECT_INVALID]:
-            job[m.J_REJECT_ROW] = rows.reject_row.address
-        return job
+            job[m.J_WEIGHTS] = self.weights.data_ptr()
+        job[m.J_OFFSETS], job[m.J_LAGS] = _address(question.offsets), _address(question.lags)
+        start, stride = _address(self.by_row), self.by_row.strides[0]
+        job[m.J_ROW_N], job[m.J_ROW_KEPT], job[m.J_ROW_INVALID] = start, start + stride, start + 2 * stride
+        return np.array(job, dtype=np.int64)
 
     def walk_again(self, program: Program, cells: np.ndarray, words: dict[int, int]) -> None:
         """Passes over the valid rows once more, with the stages of another program and some `words` of the job."""
@@ -98,7 +83,7 @@ class Run:
 
         Returns the scratch of each thread.
         """
-        base, shared, row_bytes = cells.ctypes.data, job.ctypes.data, cells.strides[0]
+        base, shared, row_bytes = _address(cells), _address(job), cells.strides[0]
         threads: list[np.ndarray] = []
 
         def scratch() -> np.ndarray:
@@ -107,7 +92,7 @@ class Run:
 
         def take(number: int, work: np.ndarray) -> None:
             rows = int(self.bounds[number]), int(self.bounds[number + 1])
-            kernel(work.ctypes.data, base + number * row_bytes, shared, *rows)
+            kernel(_address(work), base + number * row_bytes, shared, *rows)
 
         in_turn(len(self.bounds) - 1, take, scratch)
         return threads
@@ -120,18 +105,54 @@ class Run:
 
     def row_entries(self) -> dict[s.Sum, float]:
         """The entries of the sums that follow from the counts of each row."""
-        n, kept, invalid = self.row_n, self.row_kept, self.row_invalid > 0
-        nonempty = n > 0
+        n, kept = self.row_n, self.row_kept
+        tokens, seqs = int(n.sum()), np.count_nonzero(n)
         values = {
-            s.ALL_TOKENS: n.sum(),
-            s.ALL_SEQS: nonempty.sum(),
-            s.REJECTED_TOKENS: n.sum() - kept.sum(),
-            s.TOUCHED_SEQS: (kept < n).sum(),
-            s.DROPPED_SEQS: (nonempty & (kept == 0)).sum(),
-            s.INVALID_SEQS: invalid.sum(),
-            s.LAG_UNKNOWN: (nonempty & ~invalid & (self.question.lags < 0)).sum(),
+            s.ALL_TOKENS: tokens,
+            s.ALL_SEQS: seqs,
+            s.REJECTED_TOKENS: tokens - int(kept.sum()),
+            s.TOUCHED_SEQS: np.count_nonzero(kept < n),
+            s.DROPPED_SEQS: seqs - np.count_nonzero(kept),
+            s.INVALID_SEQS: np.count_nonzero(self.row_invalid),
+            s.LAG_UNKNOWN: 0,
         }
-        return {entry: float(value) for entry, value in values.items()}
+        if self.program.config.needs_staleness:
+            values[s.LAG_UNKNOWN] = np.count_nonzero((n > 0) & (self.row_invalid == 0) & (self.question.lags < 0))
+        return values
+
+
+def _lasting(
+    program: Program,
+    train: torch.dtype,
+    rollout: torch.dtype,
+    mask: torch.dtype,
+    advantages: tuple[torch.dtype, bool] | None,
+) -> list[int]:
+    """The words of the job that are the same for every batch of these dtypes. `advantages`: and whether by row."""
+    job = [0] * m.JOB_WORDS
+    job[m.J_TRAIN + m.READ], job[m.J_ROLLOUT + m.READ] = tensors.WIDEN[train].address, tensors.WIDEN[rollout].address
+    job[m.J_MASK + m.READ] = tensors.NEXT_RUN[mask.itemsize].address
+    if advantages is not None:
+        dtype, by_row = advantages
+        job[m.J_ADVANTAGE + m.READ] = (tensors.repeat if by_row else tensors.WIDEN[dtype]).address
+    job[m.J_KEEP_BYTES], job[m.J_KEEP_ONE] = mask.itemsize, tensors.bits_of_one(mask)
+    job[m.J_KEEP_STORE] = tensors.STORE_KEEP[mask.itemsize].address
+    job[m.J_WEIGHT_PHASE] = program.weight_phase
+    if program.weight_phase == m.ON_BLOCK:
+        job[m.J_WEIGHT_STORE] = tensors.store_weights.address
+    job[m.J_STAGES], job[m.J_STAGE_COUNT] = _address(program.table), len(program.table)
+    job[m.J_BINS] = bins = program.config.metrics is Metrics.ALL
+    job[m.J_CHECK] = tokens.check.address
+    job[m.J_RATIOS] = tokens.RATIOS[bins, program.reads_ratio].address
+    job[m.J_PROBABILITIES] = PROBABILITIES[bins].address
+    job[m.J_POSITIONS] = sum_positions.address if bins else 0
+    job[m.J_TURNS], job[m.J_JUDGES_TOKENS] = program.turns, program.judges_tokens
+    job[m.J_REJECT_INVALID] = program.config.invalid is Invalid.REJECT
+    job[m.J_SUM_WORDS], job[m.J_SAVED] = program.sum_words, m.WORK_WORDS + m.WORDS * len(program.table)
+    job[m.J_WALK], job[m.J_FLUSH], job[m.J_END_ROW] = (f.address for f in (rows.walk_row, rows.flush, rows.end_row))
+    job[m.J_END_TURN] = rows.end_turn.address if program.turns else 0
+    job[m.J_REJECT_ROW] = rows.reject_row.address if job[m.J_REJECT_INVALID] else 0
+    return job
 
 
 def _scratch(settings: np.ndarray, saved: int) -> np.ndarray:
@@ -143,7 +164,11 @@ def _scratch(settings: np.ndarray, saved: int) -> np.ndarray:
     return work
 
 
-def _describe(job: np.ndarray, at: int, tensor: Tensor, read: int) -> None:
-    item = tensor.dtype.itemsize
-    padded = tensor.dim() == 2
-    job[at : at + m.TENSOR_WORDS] = tensor.data_ptr(), tensor.stride(0) * item if padded else 0, item, padded, read
+def _describe(job: list[int], at: int, tensor: Tensor) -> None:
+    """Where a tensor is."""
+    item, padded = tensor.dtype.itemsize, tensor.dim() == 2
+    job[at : at + m.READ] = tensor.data_ptr(), tensor.stride(0) * item if padded else 0, item, padded
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]  # `array.ctypes.data` makes an object on the way

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-_CHUNK_TOKENS, _CHUNKS = 1 << 15, 128
+_CHUNK_TOKENS, _CHUNKS = 1 << 14, 128
 """A chunk has at least so many tokens, and there are at most about so many chunks, whatever the number of threads."""
 
 Scratch = TypeVar("Scratch")
@@ -22,10 +22,13 @@ Scratch = TypeVar("Scratch")
 
 def chunk_bounds(offsets: np.ndarray) -> np.ndarray:
     """(chunks + 1,) the row where each chunk begins, of about as many tokens. `offsets`: tokens before each row."""
-    total = int(offsets[-1])
+    total, last = int(offsets[-1]), len(offsets) - 1
     target = max(_CHUNK_TOKENS, -(-total // _CHUNKS))
-    wanted = np.arange(0, max(total, 1), target)
-    return np.unique(np.append(np.searchsorted(offsets, wanted, side="left"), len(offsets) - 1))
+    if total <= target:
+        return np.array([0, last])
+    bounds = np.searchsorted(offsets, np.arange(0, total + target, target))
+    bounds[-1] = last  # a row that is longer than a chunk is the only one of its chunk, and the next ones are empty
+    return bounds[np.append(True, bounds[1:] > bounds[:-1])]
 
 
 def in_turn(chunks: int, take: Callable[[int, Scratch], None], scratch: Callable[[], Scratch]) -> None:

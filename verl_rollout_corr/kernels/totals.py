@@ -25,7 +25,7 @@ ROW_ENTRIES = (
     s.INVALID_SEQS,
     s.LAG_UNKNOWN,
 )
-"""Entries that follow from the counts of each row. They are behind the accumulators."""
+"""Entries that follow from the counts of each row."""
 
 _WORDS: dict[Sum, int] = {
     s.TOKENS: m.TOTALS + m.N,
@@ -98,47 +98,35 @@ KNOWN = {*_WORDS, *ROW_ENTRIES, s.LOG_RATIOS}
 """Entries that the kernels compute. A configuration with any other one is left to the definition."""
 
 
-_KINDS = (Kind.TOTAL, Kind.MAXIMUM)
-
-
 def sums_of(program: Program, chunks: np.ndarray, rows: dict[Sum, float]) -> Sums:
     """The sums of chunks, (chunks, words), added in their order, and what follows from the rows."""
-    neutral = program.neutral
-    lowest, highest = neutral == np.inf, neutral == -np.inf
-    plain = ~(lowest | highest)
-    counted = slice(m.HISTOGRAM, m.HISTOGRAM + 2 * COUNT)
-    plain[counted] = False
-    total = neutral.copy()
-    total[plain] = chunks[:, plain].sum(axis=0)
-    total[lowest] = chunks[:, lowest].min(axis=0)
-    total[highest] = chunks[:, highest].max(axis=0)
-    counts = chunks.view(np.int64)[:, counted].sum(axis=0).reshape(2, COUNT).sum(axis=0)
-    words = np.concatenate([total, [rows[entry] for entry in ROW_ENTRIES]])
     layout = program.layout
-    totals, maxima = (torch.from_numpy(words[at] * sign) for at, sign in (_places(layout, kind) for kind in _KINDS))
-    return Sums(layout, totals, maxima, torch.from_numpy(counts))
+    at, sign, entries = _places(layout, Kind.TOTAL)
+    totals = np.add.reduce(chunks[:, at], axis=0) * sign
+    for place, entry in entries:
+        totals[place] = rows[entry]
+    at, sign, _ = _places(layout, Kind.MAXIMUM)
+    maxima = np.maximum.reduce(chunks[:, at] * sign, axis=0)
+    counts = np.add.reduce(chunks.view(np.int64)[:, m.HISTOGRAM : m.HISTOGRAM + 2 * COUNT], axis=0)
+    counts = counts[:COUNT] + counts[COUNT:]
+    return Sums(layout, *(torch.from_numpy(found) for found in (totals, maxima, counts)))
 
 
 @lru_cache(maxsize=64)
-def _places(layout: s.Layout, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """The word and the sign of each entry of one kind."""
-    weights = weights_at(len(layout.criteria))
+def _places(layout: s.Layout, kind: Kind) -> tuple[np.ndarray, np.ndarray, list[tuple[int, Sum]]]:
+    """The word and the sign of each entry of one kind, and the places of the entries that follow from the rows."""
     starts = {
         Family.BATCH: lambda _: 0,
-        Family.WEIGHTS: lambda _: weights,
+        Family.WEIGHTS: lambda _: weights_at(len(layout.criteria)),
         Family.LAG: lambda _: 0,
         Family.CRITERION: criterion_at,
         Family.BIN: lambda number: m.PROBABILITY_SUMS + number * m.BIN_WORDS,
     }
-    words: list[int] = []
-    signs: list[float] = []
-    for row in layout.rows(kind):
-        for number in range(len(layout.labels(row.family))):
-            known = row not in ROW_ENTRIES
-            behind = weights + m.WEIGHT_WORDS
-            words.append(starts[row.family](number) + _WORDS[row] if known else behind + ROW_ENTRIES.index(row))
-            signs.append(-1.0 if row in _NEGATED else 1.0)
-    return np.array(words, dtype=np.int64), np.array(signs)
+    entries = [(row, number) for row in layout.rows(kind) for number in range(len(layout.labels(row.family)))]
+    words = [starts[row.family](number) + _WORDS.get(row, 0) for row, number in entries]
+    signs = [-1.0 if row in _NEGATED else 1.0 for row, _ in entries]
+    of_rows = [(place, row) for place, (row, _) in enumerate(entries) if row in ROW_ENTRIES]
+    return np.array(words, dtype=np.int64), np.array(signs), of_rows
 
 
 assert len(BIN_NAMES) == (m.HISTOGRAM - m.PROBABILITY_SUMS) // m.BIN_WORDS

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from operator import itemgetter
+from typing import Any
 
 from verl_rollout_corr.maths import sum_table as s
 from verl_rollout_corr.maths.decision_metrics import OF_THE_DECISION
@@ -28,18 +30,25 @@ def finalize(sums: Sums) -> dict[str, float]:
     Law: finalize(a + b) is finalize of the joined batch.
     """
     entries = sums.to_host().entries
-    return {name: formula(*[entries[at] for at in places]) for name, formula, places in _plan(sums.layout)}
+    return {name: formula(*of(entries)) for name, formula, of in _plan(sums.layout)}
 
 
 @lru_cache(maxsize=64)
-def _plan(layout: Layout) -> list[tuple[str, Callable[..., float], tuple[int, ...]]]:
-    """For each metric its name, its formula, and the positions of the entries that it needs."""
+def _plan(layout: Layout) -> list[tuple[str, Callable[..., float], Callable[[tuple[Any, ...]], tuple[Any, ...]]]]:
+    """For each metric its name, its formula, and what takes the entries that it needs from all of them."""
     return [
-        (row.at(label), row.formula, tuple(layout.place(part, label) for part in row.sums))
+        (row.at(label), row.formula, _taking([layout.place(part, label) for part in row.sums]))
         for row in METRICS
         if row.formula is not None
         for label in layout.labels(row.family)
     ]
+
+
+def _taking(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Of a tuple the entries at these places."""
+    if len(places) == 1:
+        return itemgetter(slice(places[0], places[0] + 1))  # of one place itemgetter would give no tuple
+    return itemgetter(*places)
 
 
 def staleness_share(sums: Sums, engine: float | None) -> float:

@@ -110,6 +110,10 @@ class Sums:
 
     def to_host(self) -> HostSums:
         """Every entry, with one host copy."""
+        if self.totals.device.type == "cpu":
+            found = (cast(Any, part).tolist() for part in (self.totals, self.maxima, self.counts))
+            totals, maxima, counts = found
+            return HostSums(self.layout, (*totals, *maxima, tuple(counts)))
         # Counts below 2^53 stay exact.
         joined = torch.cat([self.totals, self.maxima, self.counts.double()]).cpu()
         first = len(self.totals) + len(self.maxima)
