@@ -115,16 +115,21 @@ def test_verls_process_group_forms_over_gloo(python: Python) -> None:
     assert "gloo [1.0, 1.0]" in said
 
 
-def test_fsdp1_broadcasts_from_the_cpu(python: Python) -> None:
-    """Without the shim torch refuses parameters on the CPU."""
-    code = """
-        import os, socket
+GROUP_OF_ONE = """
+        import socket
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         import torch
-        from torch.distributed.fsdp import FullyShardedDataParallel
         torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=f"tcp://127.0.0.1:{port}")
+        """
+"""A process group of one process."""
+
+
+def test_fsdp1_broadcasts_from_the_cpu(python: Python) -> None:
+    """Without the shim torch refuses parameters on the CPU."""
+    code = """
+        from torch.distributed.fsdp import FullyShardedDataParallel
         def wrap():
             layer = torch.nn.Linear(3, 2)
             return FullyShardedDataParallel(layer, device_id=torch.device("cpu"), sync_module_states=True)
@@ -135,7 +140,7 @@ def test_fsdp1_broadcasts_from_the_cpu(python: Python) -> None:
         import verl
         print(wrap()(torch.ones(1, 3)).shape)
         """
-    said = python(code)
+    said = python(GROUP_OF_ONE + code)
     assert "The module has CPU parameters" in said
     assert "torch.Size([1, 2])" in said
 
@@ -143,13 +148,8 @@ def test_fsdp1_broadcasts_from_the_cpu(python: Python) -> None:
 def test_a_model_that_only_runs_forward_is_sharded_without_pinned_memory(python: Python) -> None:
     """FSDP2 with the policy that verl asks for: without the shim torch wants an accelerator to pin memory for."""
     code = """
-        import os, socket, types
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        import torch
+        import types
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
-        torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=f"tcp://127.0.0.1:{port}")
         mesh = torch.distributed.init_device_mesh("cpu", (1,))
         import verl
         from verl.utils.fsdp_utils import apply_fsdp2
@@ -164,7 +164,7 @@ def test_a_model_that_only_runs_forward_is_sharded_without_pinned_memory(python:
             except RuntimeError as error:
                 print(error)
         """
-    said = python(code)
+    said = python(GROUP_OF_ONE + code)
     assert "Cannot access accelerator device" in said
     assert "torch.Size([1, 2])" in said
 
