@@ -76,6 +76,4 @@ def test_a_key_below_hydras_own_node(key: str, problems: Problems) -> None:
 
 
 def test_null_in_a_defaults_list_is_off(problems: Problems) -> None:
-    assert problems("rollout_corr: null") == (
-        "off: rollout_corr is null, so that nothing is corrected and nothing is measured"
-    )
+    assert problems("rollout_corr: null") == ("off: rollout_corr is null, so nothing is corrected or measured")

@@ -121,6 +121,6 @@ def test_an_error_of_a_worker_without_the_hook_is_explained(monkeypatch: pytest.
     )
     said = loading.explain(error.as_instanceof_cause())
     assert said is not None
-    assert said.startswith("the hook did not load in ray::TaskRunnerV1.run() (pid=4711, ip=10.0.0.7), so that nothing")
+    assert said.startswith("the hook did not load in ray::TaskRunnerV1.run() (pid=4711, ip=10.0.0.7), so nothing")
     assert "VERL_USE_EXTERNAL_PLUGINS leaves it out there" in said
     assert loading.explain(ValueError("Unsupported interpolation type other")) is None

@@ -167,7 +167,7 @@ REFUSED: list[tuple[str, Any, tuple[str, ...]]] = [
     (
         "0.5_5 of a distance",
         _criterion("seq_mean_k3", upper="0.5_5"),
-        ("seq_mean_k3 has no lower one. Write rollout_corr.reject.seq_mean_k3.upper=5",),
+        ("seq_mean_k3 does not take a lower one. Write rollout_corr.reject.seq_mean_k3.upper=5",),
     ),
     ("number as text", _weights(upper="0.02"), ("weights.upper is '0.02'", "Write 0.02 without quotes")),
     ("boolean as bound", _weights(upper=True), ("weights.upper is true", "a bound is a finite number")),

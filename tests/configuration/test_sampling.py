@@ -88,7 +88,7 @@ def test_all_parameters_are_in_one_message() -> None:
 def test_what_truncation_costs() -> None:
     """-log 0.8 = 0.223; the geometric mean of S is below 0.999 wherever anything was cut off."""
     (message,) = sampling_warnings(GEO, run(top_p=0.8))
-    assert "S lies in [0.8, 1], so that -log S is at most 0.223" in message
+    assert "S lies in [0.8, 1], so -log S is at most 0.223" in message
     assert "rollout_corr.reject.seq_mean_k1 (lower 0.999) rejects" in message
     assert "practically every response" in message
     (message,) = sampling_warnings(K3, run(top_p=0.8))

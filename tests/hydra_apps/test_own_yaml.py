@@ -56,7 +56,7 @@ def test_a_preset_of_ones_own_with_the_name_of_one_of_ours_is_named(composed: An
         start(composed(path, "+rollout_corr=k3_rs"))
     (problem,) = caught.value.problems
     assert problem.found == (
-        f"is in pkg://verl_rollout_corr.conf, file://{tmp_path}: Hydra reads the first, so that your own preset of "
+        f"is in pkg://verl_rollout_corr.conf, file://{tmp_path}: Hydra reads the first, so your own preset of "
         "this name would not be used."
     )
     start(composed(path, "+rollout_corr=token_is"))

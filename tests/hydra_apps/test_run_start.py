@@ -97,13 +97,15 @@ def test_programs_without_a_policy_loss_are_refused(
 ) -> None:
     spec = importlib.util.spec_from_loader(f"verl.trainer.{program}", None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
-    with pytest.raises(ConfigError, match=rf"verl\.trainer\.{program} trains no policy.*Leave \+rollout_corr out"):
+    with pytest.raises(
+        ConfigError, match=rf"verl\.trainer\.{program} does not train a policy.*Leave \+rollout_corr out"
+    ):
         start(composed("+rollout_corr=k3_rs"))
 
 
 def test_a_hook_that_did_not_load_is_refused(composed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hydra_callback.resolver, "is_registered", lambda: False)
-    with pytest.raises(HookError, match=r"did not load in this process, so that nothing would be corrected: "):
+    with pytest.raises(HookError, match=r"did not load in this process, so nothing would be corrected: "):
         start(composed("+rollout_corr=k3_rs"))
 
 

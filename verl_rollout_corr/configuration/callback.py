@@ -75,7 +75,7 @@ def _or_exit(check: Callable[[], None]) -> None:
     except RolloutCorrError as error:
         sys.exit("rollout_corr: " + str(error).removeprefix("rollout_corr: "))
     except Exception as error:
-        sys.exit(f"rollout_corr: the run cannot be checked, so that it is not started. {type(error).__name__}: {error}")
+        sys.exit(f"rollout_corr: the run cannot be checked, so it is not started. {type(error).__name__}: {error}")
 
 
 def start(config: DictConfig) -> None:
@@ -122,4 +122,4 @@ def _check_hook() -> None:
         return
     check_version()
     why = loading.why_not_loaded()
-    raise HookError(f"the hook did not load in this process, so that nothing would be corrected: {why}")
+    raise HookError(f"the hook did not load in this process, so nothing would be corrected: {why}")

@@ -28,7 +28,7 @@ from verl_rollout_corr.grammar import CRITERION_NAMES
 WITHOUT_POLICY_LOSS = tuple(
     f"verl.trainer.{name}" for name in ("sft_trainer", "sft_trainer_ray", "main_generation_server", "main_eval")
 )
-"""The programs of verl that do not train a policy by its rewards, so that a preset has no effect in them."""
+"""The programs of verl that do not train a policy by its rewards: a preset has no effect in them."""
 
 _OFF = re.compile(r"\+rollout_corr=null", re.IGNORECASE)
 _SWITCHED_OFF = ("off", "none", "no", "false", "nothing", "nil", "disable")
@@ -57,7 +57,7 @@ def notices(run: Command | DictConfig) -> list[str]:
     """The lines that a run without problems prints when it starts: that the correction is off, or warnings."""
     command = Command.of(run)
     if command.is_off:
-        return ["off: rollout_corr is null, so that nothing is corrected and nothing is measured"]
+        return ["off: rollout_corr is null, so nothing is corrected or measured"]
     if not command.is_on or command.config is None:
         return []
     with resolver.answering():
@@ -66,10 +66,10 @@ def notices(run: Command | DictConfig) -> list[str]:
 
 def _ours(command: Command) -> Ours:
     # A user who writes +rollout_corr=null knows the group, so a value that is named like a preset is not a misspelling.
-    # `lag` alone is too common a word to be suspicious.
     presets = set[str]() if command.is_off else {*shipped_names()} - {*command.presets}
-    # Hydra's own node alone says their names; without a node of ours nothing is on, whatever stands in verl's.
+    # Their names are known from Hydra's own node only. Without a node of ours nothing is on, whatever verl's nodes say.
     on = (command.presets or ("<preset>",)) if command.is_on and GROUP in command.plain else ()
+    # `lag` is too common a word to be recognised by.
     return Ours(presets, [name for name in CRITERION_NAMES if "_" in name], on)
 
 
@@ -104,7 +104,7 @@ def _no_such_preset(command: Command) -> Iterator[Problem]:
         yield Problem(f"+{GROUP}", f"is {shown(name)}: there is no such preset.", remedy)
     for group, name in command.left_out:
         if group == GROUP or suspects({group: name}, _ours(command), lambda key: True):
-            why = "in a defaults list, and optional: no such file exists, so that Hydra leaves it out."
+            why = "in a defaults list, and optional: no such file exists, so Hydra leaves it out."
             yield Problem(group, f"is {shown(name)} {why}", nearest_preset(name, shipped_names(), f"- {GROUP}: "))
 
 
@@ -112,7 +112,7 @@ _LOSS_MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 def _set_aside(command: Command) -> Iterator[Problem]:
-    """A policy loss of the user's YAML that a preset, composed after it, has put aside."""
+    """A policy loss in the user's YAML that the preset replaces, since Hydra composes the preset later."""
     composed = str(value_at(command.plain, _LOSS_MODE))
     if not command.is_on or not composed.startswith(f"${{{GROUP}:"):
         return
@@ -147,7 +147,9 @@ def _without_effect(command: Command) -> Iterator[Problem]:
 def _program(command: Command) -> Iterator[Problem]:
     name = _program_without_policy_loss()
     if name and command.is_on:
-        yield Problem(name, "trains no policy by its rewards, so that a preset has no effect.", f"Leave +{GROUP} out.")
+        yield Problem(
+            name, "does not train a policy by its rewards, so a preset has no effect.", f"Leave +{GROUP} out."
+        )
 
 
 def _program_without_policy_loss() -> str | None:

@@ -1,7 +1,7 @@
 """What is read from the command line before Hydra composes anything.
 
-Hydra refuses some values of a group with a traceback or a list of all options. They are accepted here, so that the
-checks of the run can say what to write, in one message with all other problems.
+Hydra refuses some values of a group with a traceback or a list of all options. They are accepted here. Then the checks
+of the run can say what to write, in one message with all other problems.
 """
 
 from __future__ import annotations
@@ -80,5 +80,5 @@ def names_in(arguments: Iterable[str]) -> list[str]:
 
 
 def is_unknown(name: str) -> bool:
-    """Whether this preset was let through, so that it does not exist unless a file has it."""
+    """Whether this preset was let through: it does not exist, unless a file of that name is found."""
     return name in _unknown

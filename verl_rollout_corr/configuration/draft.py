@@ -12,7 +12,7 @@ from verl_rollout_corr.errors import ConfigError
 
 
 class Settings:
-    """The settings that no rule has read yet: reading one takes it out, so that what is left was not understood."""
+    """The settings that no rule has read yet. Reading one takes it out: what is left was not understood."""
 
     def __init__(self, written: Mapping[str, str]) -> None:
         self.left = {

@@ -204,7 +204,7 @@ def _areal(settings: Settings, draft: Draft) -> None:
     bound = settings.number("m2_threshold")
     if bound is not None:
         draft.drop("batch_mean_k2", upper=bound / 2)
-        draft.differs.append("M2PO's threshold is of l²; k2 is half of it, so that the bound is halved")
+        draft.differs.append("M2PO's threshold is of l²; k2 is half of it, so the bound is halved")
     if not {"level", "action", "metric", "upper"} & set(settings.left):
         return
     of_logarithm = settings.left.get("metric") == "kl_k1"

@@ -74,7 +74,7 @@ HINTS: tuple[Hint, ...] = (
             "rollout_rs rollout_rs_threshold rollout_rs_threshold_lower",
             _REJECT,
             "criteria and their bounds",
-            "its k1 is -log r, so that its bounds are those of 1/r",
+            "its k1 is -log r, so its bounds are those of 1/r",
         ),
         ("rollout_token_veto_threshold", _VETO, _VETO_MEANS),
         ("bypass_mode", "mode: bypass", "two policies"),
@@ -286,7 +286,7 @@ HINTS: tuple[Hint, ...] = (
     *_rows(
         "anyone",
         Kind.LEVEL,
-        ("sequence seq", "seq_sum", "a product, but for ms-swift, AReaL and open-instruct (seq_mean)"),
+        ("sequence seq", "seq_sum", "a product, except in ms-swift, AReaL and open-instruct (seq_mean)"),
         ("geometric geo", "seq_mean"),
         ("segment turn", "turn_sum"),
         ("prefix", "prefix_sum"),

@@ -61,7 +61,7 @@ def why_not_loaded() -> str:
         place = f"{Path(frame.filename).name}, line {frame.lineno}"
         return f"{found[0].value.partition(':')[0]} raised {type(error).__name__} ({place}): {error}"
     return (
-        "it can be loaded now, so that it failed for a reason that is gone, or verl was imported before this "
+        "it can be loaded now: either it failed for a reason that is gone, or verl was imported before this "
         "environment was complete. Start again."
     )
 
@@ -87,16 +87,16 @@ def workers_objection(run: Mapping[str, Any]) -> str | None:
 
 
 def explain(error: BaseException) -> str | None:
-    """What to tell the user if this error comes from a process of Ray in which verl did not load the hook, so that it
-    cannot resolve a preset's `${rollout_corr:...}`. None for any other error.
+    """What to tell the user if this error comes from a process of Ray in which verl did not load the hook. Such a
+    process cannot resolve a preset's `${rollout_corr:...}`. None for any other error.
     """
     text = _COLOUR.sub("", str(error))
     if not _NO_RESOLVER.search(text):
         return None
     process = _IN_A_WORKER.search(text)
     return (
-        f"the hook did not load in {process.group() if process else 'a process of this run'}, so that nothing would be "
-        f"corrected there; it did load in the driver. Either verl-rollout-corr is not installed on that machine or in "
-        f"the environment of Ray's workers (ray_kwargs.ray_init.runtime_env), or {PLUGINS} leaves it out there, or it "
-        f"raised an error, which that process has logged."
+        f"the hook did not load in {process.group() if process else 'a process of this run'}, so nothing would "
+        "be corrected there; it did load in the driver. Either verl-rollout-corr is not installed on that machine or "
+        f"in the environment of Ray's workers (ray_kwargs.ray_init.runtime_env), or {PLUGINS} leaves it out there, or "
+        "it raised an error, which that process has logged."
     )

@@ -33,15 +33,15 @@ _SECTIONS = {"weights": ("level", "lower", "upper", "outside", "normalize"), "du
 _BOUNDS = ("lower", "upper", "when")
 _WRITTEN_BY_PRESETS = "actor_rollout_ref.actor.policy_loss.rollout_corr"
 _VERLS_OWN = frozenset({"algorithm.rollout_correction", "actor_rollout_ref.actor.policy_loss.rollout_correction"})
-"""verl's own correction, which reads none of our words and no preset of ours."""
+"""verl's own correction, which does not know our words or presets."""
 
 
 @dataclass(frozen=True)
 class Ours:
-    """Our names of presets and criteria, and the presets that the run uses.
+    """The names by which a key or a value is recognised as ours.
 
-    `presets` are those that it does not use. With a preset on, the criteria are spelt right somewhere, and are
-    suspicious at the root only.
+    `on` are the presets that the run uses, `presets` all others. A run with a preset on may keep criteria in a mapping
+    of its own, so they are suspicious at the root only.
     """
 
     presets: Collection[str]
@@ -72,7 +72,7 @@ class Suspect:
         return Problem(
             self.path,
             f"is {shown(self.value)}: nothing reads this key"
-            + ("." if ours.on else f", and it chooses no preset of {GROUP}, so that nothing would be corrected."),
+            + ("." if ours.on else f", and it chooses no preset of {GROUP}, so nothing would be corrected."),
             f"Did you mean {GROUP}? Write {' '.join(write)}"
             + ("" if ours.on else f" (in a YAML file: - {GROUP}: {one_or_list(presets)} in its defaults)")
             + f". If this key has nothing to do with rollout correction, give it another name{leave}.",
@@ -93,7 +93,7 @@ def suspects(composed: Mapping[str, Any], ours: Ours, is_added: Callable[[str], 
 
 def named_presets(value: object, presets: Collection[str]) -> list[str]:
     """The presets that a value names: `k3_rs`, `[token_is, k3_rs]` or `token_is,k3_rs`. A list that contains anything
-    else counts only if a name in it can hardly be anyone else's.
+    else counts only if one of the names has an underscore, as no ordinary word has.
     """
     listed = value.strip().strip("[]").split(",") if isinstance(value, str) else value
     if not isinstance(listed, list | tuple):
@@ -167,7 +167,7 @@ def _differing(one: str, other: str) -> int:
 
 
 def _is_of_our_node(key: str, value: object, ours: Ours) -> bool:
-    """Whether our node has such a value below this key, and hardly anybody else has."""
+    """Whether our node has such a value below this key, and other programs are unlikely to."""
     if key in _WORDS:
         return isinstance(value, str) and value in list(_WORDS[key])
     inner = mapping(value)

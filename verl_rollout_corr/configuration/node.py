@@ -176,8 +176,8 @@ def two_bounds_instead(path: str, pair: tuple[str, str]) -> str:
     lower, upper = f"{path}.lower={pair[0]}", f"{path}.upper={pair[1]}"
     name = path.rpartition(".")[2]
     if name in CRITERION_NAMES and not takes_lower_bound(name):
-        return f"two numbers in one are not read as two bounds, and {name} has no lower one. Write {upper}."
-    return f"two numbers in one are not read as two bounds. Write {lower} and {upper}."
+        return f"one value cannot be two bounds, and {name} does not take a lower one. Write {upper}."
+    return f"one value cannot be two bounds. Write {lower} and {upper}."
 
 
 def instead(found: str, names: Iterable[object], meant: Mapping[str, str], form: str | None = None) -> str:

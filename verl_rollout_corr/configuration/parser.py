@@ -126,7 +126,7 @@ def _criterion(parent: Node, name: str) -> Criterion:
     node.allow("lower", "upper", "when")
     if node.values.get("lower") is not None and not two_sided:
         why = f"{name} lowers a mean" if info.two_sided else f"{stat} is a distance: small is good"
-        node.refuse("lower", f"{why}, so that only an upper bound can reject. Write {node.at('upper')}.")
+        node.refuse("lower", f"{why}, so only an upper bound can reject. Write {node.at('upper')}.")
     bounds = Bounds(upper=node.count("upper", least=0)) if info.per_row else _bounds(node)
     if bounds == Bounds():
         sides = "lower, upper or both" if two_sided else "upper"
@@ -174,9 +174,7 @@ def _mode(config: RolloutCorrConfig, where: str) -> Iterator[str]:
 
 
 def _one_micro_batch(config: RolloutCorrConfig, where: str) -> Iterator[str]:
-    """What cannot be had in bypass mode, where the loss decides on one micro-batch at a time: everything that needs the
-    whole batch.
-    """
+    """What needs the whole batch: in bypass mode the loss decides on one micro-batch at a time."""
     needs: list[tuple[str, object, str]] = [
         ("weights.normalize", config.weights and config.weights.normalize, "null"),
         ("min_group_kept", config.min_group_kept, "null"),

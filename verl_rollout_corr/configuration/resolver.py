@@ -60,9 +60,7 @@ def is_registered() -> bool:
 
 @contextmanager
 def answering() -> Generator[None, None, None]:
-    """Registers the resolver as long as the context lasts, if the hook is not loaded, so that a configuration can be
-    inspected.
-    """
+    """Registers the resolver as long as the context lasts, if the hook is not loaded: to look at a configuration."""
     registered = is_registered()
     if not registered:
         register()

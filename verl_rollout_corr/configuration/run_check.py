@@ -121,7 +121,7 @@ def _multi_token_prediction(config: RolloutCorrConfig, run: Mapping[str, Any]) -
     megatron = value_at(run, "actor_rollout_ref.actor.strategy") == "megatron"
     if megatron and trains and value_at(run, f"{key}.detach_encoder") is not True:
         yield (
-            f"{key}.enable_train is true: verl adds that loss outside the policy's, so that rejected tokens would "
+            f"{key}.enable_train is true: verl adds that loss outside the policy's, so rejected tokens would "
             f"train the policy through it. Write {key}.detach_encoder=true, {key}.enable_train=false, or leave "
             "+rollout_corr out."
         )
@@ -139,8 +139,8 @@ def _invalid(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]
         if found in readers:
             yield (
                 f"{key} is {shown_or_absent(found)}, and rollout_corr.invalid is 'reject': log-probs would be read "
-                "there before anything is rejected, so that one that is not a number would reach the advantages of its "
-                f"whole group. Write rollout_corr.invalid=error, or {key}={other}."
+                "there before anything is rejected, so a log-prob that is not a number would reach the "
+                f"advantages of its whole group. Write rollout_corr.invalid=error, or {key}={other}."
             )
 
 
@@ -163,12 +163,12 @@ def _groups(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[str]:
     if config.min_group_kept is not None and config.min_group_kept > rows:
         yield (
             f"rollout_corr.min_group_kept is {config.min_group_kept}, and {key} is {rows}: no group has that many "
-            f"responses, so that every response would be rejected. Write rollout_corr.min_group_kept={rows} or less, "
+            f"responses, so every response would be rejected. Write rollout_corr.min_group_kept={rows} or less, "
             f"or {key}={config.min_group_kept} or more."
         )
     if config.baseline is Baseline.KEPT and rows == 1 and estimator in GROUPED_ESTIMATORS:
         yield (
-            f"rollout_corr.baseline is 'kept', and {key} is 1: a group with one kept response has advantage 0, so that "
+            f"rollout_corr.baseline is 'kept', and {key} is 1: a group with one kept response has advantage 0, so "
             f"nothing would be trained with {estimator}. Write {key}=2 or more, or rollout_corr.baseline=all."
         )
 
@@ -200,7 +200,7 @@ def _does_nothing(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator
     if does or not config.presets or idle in config.presets or config.invalid is not Invalid.ERROR:
         return
     yield (
-        f"{'+'.join(config.presets)} does nothing: no weights and no criterion are left of it, so that "
+        f"{'+'.join(config.presets)} does nothing: no weights and no criterion are left of it, so "
         f"{'bypass mode neither weighs nor rejects' if bypass else 'the run is measured and not corrected'}. Write "
         f"+rollout_corr={idle} if that is what you want."
     )

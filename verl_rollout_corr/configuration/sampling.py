@@ -65,8 +65,8 @@ def log_prob_problems(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iter
             trained = all(parameter.name == "temperature" for parameter in changed)
             yield (
                 f"{key} is {found} and {listed(changed, 'and')}: the engine would report log-probs before the sampler "
-                f"changes them{', which the trainer applies' if trained else ''}, and every ratio would be that of a "
-                f"distribution which nobody sampled from. {remedy}"
+                f"changes them{', which the trainer applies' if trained else ''}, and every ratio would be about "
+                f"a distribution that nobody sampled from. {remedy}"
             )
 
 
@@ -83,8 +83,8 @@ def sampling_warnings(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iter
             yield f"{parameter}: {_truncated(parameter, config)}"
         else:
             yield (
-                f"{parameter}: the engine samples from a distribution that the trainer does not know, so that every "
-                "ratio measures this parameter too, and tokens that it rules out are never sampled. Leave it out, or "
+                f"{parameter}: the engine samples from a distribution that the trainer does not know, so every ratio "
+                "measures this parameter too, and tokens that it rules out are never sampled. Leave it out, or "
                 "expect weights and criteria to answer to it."
             )
 
@@ -131,7 +131,7 @@ def _truncated(parameter: Parameter, config: RolloutCorrConfig) -> str:
     kept = float(value) if parameter.name == "top_p" and isinstance(value, int | float) and 0 < value < 1 else None
     size = "how small S is depends on the model (`kl` at lag 0 shows the mean of -log S)"
     if kept is not None:
-        size = f"here S lies in [{kept:g}, 1], so that -log S is at most {-math.log(kept):.3g}"
+        size = f"here S lies in [{kept:g}, 1], so -log S is at most {-math.log(kept):.3g}"
     lost = [f"rollout_corr.reject.{name} (lower {lower:g})" for name, lower in _rejecting(config, kept or 0.5)]
     verdict = "no criterion here has a lower bound that this alone would break on every response"
     if lost:

@@ -61,10 +61,10 @@ class RolloutCorrNode:
 def register(overrides: Iterable[str] = ()) -> None:
     """Put the schema where Hydra finds it, under a name at the root so that no group of it shows in `--help`.
 
-    Hydra closes a run's configuration: an override of a criterion that the presets do not have needs a +. Keys that do
-    not exist at all are left to the parser, which names the nearest: weights and dump are open for them, and the node
-    is opened where one of these overrides has such a key. The node itself is a mapping: a dataclass would have to be
-    opened for the keys in presets of one's own too, and `reject` with it.
+    Hydra closes a run's configuration: to override a criterion that the presets do not have, one has to write +. A key
+    that does not exist at all must get past Hydra, since the parser's message names the nearest. So weights and dump
+    are open, and the whole node is if one of these overrides has such a key. The node is a mapping instead of a
+    dataclass, which would refuse unknown keys in the user's presets, too.
     """
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf

@@ -48,7 +48,7 @@ def sentences(config: RolloutCorrConfig) -> list[str]:
         said.append(
             "A rejected token adds 0 to the loss and still counts in its mean."
             if config.denominator is Denominator.ALL
-            else "A rejected token adds 0 to the loss and leaves its mean, so that the others weigh more."
+            else "A rejected token adds 0 to the loss and leaves its mean, so the others weigh more."
         )
     if config.baseline is Baseline.KEPT:
         said.append("Rows with no kept token do not count in the baseline of their group.")

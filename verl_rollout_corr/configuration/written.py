@@ -87,7 +87,7 @@ def read_documents(defaults: DefaultsList, sources: Sequence[Any]) -> tuple[Docu
 
 
 def left_out(tree: DefaultsTreeNode | InputDefault) -> Iterator[tuple[str, str]]:
-    """Group and name of each optional document that does not exist: Hydra leaves it out without a word."""
+    """Group and name of each optional document that does not exist: Hydra leaves it out silently."""
     node, children = (tree.node, tree.children or ()) if isinstance(tree, DefaultsTreeNode) else (tree, ())
     if isinstance(node, GroupDefault | ConfigDefault) and node.deleted and node.optional:
         group, _, name = node.get_config_path().rpartition("/")
@@ -104,8 +104,8 @@ def override_messages(overrides: Iterable[str]) -> Iterator[str]:
         key, value = match["key"], match["value"].strip()
         if re.fullmatch(r"\{\s*\}", value):
             yield (
-                f"{key} is {value} on the command line: Hydra merges it into what is there, so that it takes nothing "
-                f"away. Write ~{key}{'.<criterion>' if key == 'rollout_corr.reject' else ''} to delete."
+                f"{key} is {value} on the command line: Hydra merges it into what is there, so it takes nothing away. "
+                f" Write ~{key}{'.<criterion>' if key == 'rollout_corr.reject' else ''} to delete."
             )
         for text in _SCALAR.findall(value):  # one, those of a sweep, or those of a mapping
             pair = two_bounds(text)
@@ -123,7 +123,7 @@ def document_messages(documents: Iterable[Document]) -> Iterator[str]:
     for document in documents:
         if document.is_preset and document.places[:1] == (f"pkg://{_PACKAGE}",) and len(document.places) > 1:
             yield (
-                f"{document.name}.yaml is in {', '.join(document.places)}: Hydra reads the first, so that your own "
+                f"{document.name}.yaml is in {', '.join(document.places)}: Hydra reads the first, so your own "
                 "preset of this name would not be used. Write it under a name that no preset of the package has."
             )
         if "rollout_corr" in f"{document.package} {document.text}":

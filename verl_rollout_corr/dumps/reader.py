@@ -1,6 +1,6 @@
 """Reads dumps as a stream of batches. A dump may come from a stranger: every file is checked, and nothing in it runs.
 
-A batch is a row group of a file, so that memory is bounded by `MAX_TOKENS` and not by the size of the dump. Several
+A batch is a row group of a file, so memory is bounded by `MAX_TOKENS` and not by the size of the dump. Several
 processes can each read some files of a dump, since the sums in `diagnosis` can be added.
 """
 

@@ -28,7 +28,7 @@ from verl_rollout_corr.dumps.schema import (
 )
 
 TOKENS_PER_ROW_GROUP = 1 << 17
-"""A row group holds at most so many positions (or one longer row), so that a reader's memory has a bound."""
+"""A row group holds at most so many positions (or one longer row): that bounds a reader's memory."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class DumpWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._bytes is None:
             self._bytes = sum(file.stat().st_size for file in self.directory.glob("*.parquet"))
-        # nbytes is what the file takes at most, but for headers: it is compressed.
+        # The file is compressed, so apart from headers it takes at most nbytes.
         if self.max_gb is not None and self._bytes + table.nbytes > self.max_gb * 1e9:
             self._full = True
             self._say(

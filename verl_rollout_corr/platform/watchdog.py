@@ -1,6 +1,6 @@
 """Ends a run of which a process died or hangs, and says which one and why. It is a thread of the driver.
 
-Without it such a run would wait for ever: V1's trainer asks for the rollouts of a dead engine again and again, a rank
+Without it such a run would wait forever: V1's trainer asks for the rollouts of a dead engine again and again, a rank
 waits for another one in a collective without a time limit, and Ray reports an actor's death only to processes that wait
 for that actor.
 """

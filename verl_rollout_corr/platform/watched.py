@@ -54,7 +54,7 @@ class Watched:
         self.stopped_since = (self.stopped_since or now) if stopped else None
 
     def dead(self, now: float, after: float) -> bool:
-        """Whether it is gone, without having left. Ray ends its idle processes as it likes."""
+        """Whether it is gone, and was not meant to end. Ray ends idle processes by itself, which is not a death."""
         gone = self.gone_since is not None and now - self.gone_since >= after
         return gone and not self.excused and not self.title.startswith("ray::IDLE")
 
