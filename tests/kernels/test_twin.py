@@ -62,7 +62,7 @@ def test_long_rows(seed: int) -> None:
 
 
 def test_every_bin_of_position() -> None:
-    """A row of 20,000 tokens, which blocks of 512 cut where the bins do not."""
+    """A row of 20,000 tokens, which blocks of 256 cut where the bins do not."""
     rng = np.random.default_rng(3)
     rollout = torch.from_numpy(-rng.exponential(0.5, (2, 20000))).float()
     train = rollout - 0.01

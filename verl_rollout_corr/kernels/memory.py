@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-BLOCK = 512
+BLOCK = 256
 """Tokens that go through all stages together: their slots fit into the first cache."""
 
 # work: slots

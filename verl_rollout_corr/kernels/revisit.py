@@ -24,8 +24,8 @@ from verl_rollout_corr.kernels.weighing import add_weight
 
 _SIDE = 1024
 BUCKETS = 2 * _SIDE
-"""Eight to an octave of |value|, from 2^-64 to 2^64, on both sides of 0; beyond them the outermost."""
-_SHIFT, _FIRST = 49, (1023 - 64) << 3
+"""Sixteen to an octave of |value|, from 2^-40 to 2^24, on both sides of 0; beyond them the outermost."""
+_SHIFT, _FIRST = 48, (1023 - 40) << 4
 
 # What the stages of a buffer share. `N`: tokens of valid rows.
 R_JOB, R_BUFFER, R_N, R_UNIT, R_MEAN, R_UPPER, R_OUT = range(7)

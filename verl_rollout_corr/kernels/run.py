@@ -66,7 +66,7 @@ class Run:
         job[m.J_ROW_N], job[m.J_ROW_KEPT], job[m.J_ROW_INVALID] = start, start + stride, start + 2 * stride
         return np.array(job, dtype=np.int64)
 
-    def walk_again(self, program: Program, cells: np.ndarray, words: dict[int, int]) -> None:
+    def walk_again(self, program: Program, cells: np.ndarray, words: dict[int, int], bounds: np.ndarray) -> None:
         """Passes over the valid rows once more, with the stages of another program and some `words` of the job."""
         job = self.job.copy()
         job[[m.J_BINS, m.J_TURNS, m.J_JUDGES_TOKENS, m.J_REJECT_INVALID]] = 0
@@ -74,15 +74,22 @@ class Run:
         job[m.J_STAGES], job[m.J_STAGE_COUNT] = program.table.ctypes.data, len(program.table)
         for word, value in words.items():
             job[word] = value
-        self.for_each_chunk(revisit.walk_again.entry(), cells, job, program.parameters)
+        self.for_each_chunk(revisit.walk_again.entry(), cells, job, settings=program.parameters, bounds=bounds)
 
     def for_each_chunk(
-        self, kernel: Callable[..., None], cells: np.ndarray, job: np.ndarray, settings: np.ndarray | None = None
+        self,
+        kernel: Callable[..., None],
+        cells: np.ndarray,
+        job: np.ndarray,
+        *,
+        settings: np.ndarray | None = None,
+        bounds: np.ndarray | None = None,
     ) -> list[np.ndarray]:
         """Threads take chunks in turn. Each chunk has its row of `cells`: results do not depend on who took it.
 
         Returns the scratch of each thread.
         """
+        cuts = self.bounds if bounds is None else bounds
         base, shared, row_bytes = _address(cells), _address(job), cells.strides[0]
         threads: list[np.ndarray] = []
 
@@ -91,10 +98,10 @@ class Run:
             return threads[-1]
 
         def take(number: int, work: np.ndarray) -> None:
-            rows = int(self.bounds[number]), int(self.bounds[number + 1])
+            rows = int(cuts[number]), int(cuts[number + 1])
             kernel(_address(work), base + number * row_bytes, shared, *rows)
 
-        in_turn(len(self.bounds) - 1, take, scratch)
+        in_turn(len(cuts) - 1, take, scratch)
         return threads
 
     def _nan_advantages(self) -> bool:

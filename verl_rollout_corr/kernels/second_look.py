@@ -26,6 +26,7 @@ class SecondLook:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self.bounds = np.append(run.bounds[:-1:4], run.bounds[-1])  # fewer tables of buckets
         tokens = int(run.question.offsets[-1])
         weights = run.program.config.weights
         self.of_weights: np.ndarray | None = None
@@ -51,8 +52,13 @@ class SecondLook:
         job[revisit.R_BUFFER], job[revisit.R_N] = buffer.ctypes.data, self.valid_n.ctypes.data
         return job
 
-    def _again(self, index: int, stage: Stage, cells: np.ndarray, words: dict[int, int], **settings: float) -> None:
-        """Passes over the tokens again for a criterion; `cells`: of each chunk what `stage` reads and writes."""
+    def _again(
+        self, index: int, stage: Stage, cells: np.ndarray | int, words: dict[int, int], **settings: float
+    ) -> np.ndarray:
+        """Passes over the tokens again for a criterion.
+
+        `cells`: of each chunk what `stage` reads, or how many words it writes. Returns them as int64.
+        """
         run = self.run
         stat, nothing = run.program.config.reject[index].stat, revisit.nothing.address
         alone, of_ratio = stat in (Stat.K1, Stat.K2), stat in (Stat.K3, Stat.ABS)
@@ -61,10 +67,12 @@ class SecondLook:
         job |= {m.J_CHECK: nothing} if alone else {}
         job |= {m.J_KEEP_STORE: revisit.nothing.address, m.J_END_ROW: revisit.nothing.address} | words
         behind = run.program.sum_words  # where the stages before write what nobody asks for
-        whole = np.zeros((len(cells), behind + cells.shape[1]), dtype=cells.dtype)
-        whole[:, behind:] = cells
-        run.walk_again(second_pass(run.program, index, stage, **settings), whole, job)
-        cells[:] = whole[:, behind:]
+        width = cells if isinstance(cells, int) else cells.shape[1]
+        whole = np.zeros((len(self.bounds) - 1, behind + width), dtype=np.int64)
+        if not isinstance(cells, int):
+            whole[:, behind:] = cells
+        run.walk_again(second_pass(run.program, index, stage, **settings), whole, job, self.bounds)
+        return whole[:, behind:]
 
     def _trim(self, index: int) -> None:
         """Rejects the largest values until the mean of the rest is within the bound.
@@ -77,12 +85,11 @@ class SecondLook:
         fixed_sum, fixed_n, loose, loose_n = run.sums[:, behind : behind + 4].sum(axis=0)
         if not loose_n or _fits(fixed_sum + loose, fixed_n + loose_n, limit):
             return
-        chunks = len(run.sums)
-        flat = np.zeros((chunks, 4 * (revisit.BUCKETS + 1)))
-        self._again(index, revisit.fill_buckets, flat, {})
-        table = flat.reshape(chunks, 2, revisit.BUCKETS + 1, 2)
-        by_chunk = table.view(np.int64)[:, 0, : revisit.BUCKETS].sum(axis=2)
-        counts, sums = by_chunk.sum(axis=0), table[:, 1, : revisit.BUCKETS].sum(axis=(0, 2))
+        chunks, size = len(self.bounds) - 1, revisit.BUCKETS + 1
+        table = self._again(index, revisit.fill_buckets, 4 * size, {})
+        by_chunk = table[:, : 2 * size : 2][:, :-1] + table[:, 1 : 2 * size : 2][:, :-1]
+        of_pairs = table[:, 2 * size :].view(np.float64).sum(axis=0)
+        counts, sums = by_chunk.sum(axis=0), (of_pairs[::2] + of_pairs[1::2])[:-1]
         up_to = np.concatenate([[0.0], np.cumsum(sums)]) + fixed_sum, np.concatenate([[0], np.cumsum(counts)]) + fixed_n
         fitting = np.flatnonzero(_fits(*up_to, limit))
         if len(fitting) and up_to[1][fitting[-1]] == up_to[1][-1]:
@@ -110,9 +117,9 @@ class SecondLook:
         cells = np.zeros((chunks, 3), dtype=np.int64)
         cells[:, 0] = np.clip(leaving_ties - before, 0, ties)
         words = {m.J_KEEP_STORE: tensors.DROP[run.keep.dtype.itemsize].address, m.J_END_ROW: revisit.end_cut.address}
-        self._again(index, revisit.mark_cut, cells, words, S_UPPER=float(cut))
-        run.sums[:, out + m.TOKENS] += cells[:, 1]
-        run.sums[:, out + m.FAILED_SEQS] += cells[:, 2]
+        cells = self._again(index, revisit.mark_cut, cells, words, S_UPPER=float(cut))
+        run.sums[0, out + m.TOKENS] += cells[:, 1].sum()
+        run.sums[0, out + m.FAILED_SEQS] += cells[:, 2].sum()
 
     def _drop_groups(self, least: int) -> None:
         """Rejects the rows of groups in which fewer rows have a kept token."""
