@@ -128,9 +128,3 @@ def test_presets_in_a_configuration_of_ones_own(own_application: Any, tmp_path: 
     assert parse_node(config) == load_preset("k3_rs_token_is", ["weights.upper=3"])
     assert list(config.rollout_corr.presets) == body.partition(": ")[2].strip("[]").split(", ")
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "gspo"
-
-
-def test_two_bounds_in_a_configuration_of_ones_own(own_application: Any, tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text(OWN.format(body="rollout_corr: token_is").replace("upper: 3", "upper: 0.5_5"))
-    with pytest.raises(ConfigError, match=r"rollout_corr\.weights\.upper is 0\.5_5 in run\.yaml"):
-        own_application(tmp_path)

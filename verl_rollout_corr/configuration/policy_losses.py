@@ -18,30 +18,28 @@ def policy_loss_objection(loss_mode: str, config: RolloutCorrConfig) -> str | No
     return rule(config) if rule else None
 
 
-def _part_of_a_sequence(config: RolloutCorrConfig) -> str | None:
-    """The first criterion that can reject some tokens of a sequence and keep others."""
-    return next((criterion.name for criterion in config.reject if criterion.scope is not Scope.SEQ), None)
-
-
-def _gspo(config: RolloutCorrConfig) -> str | None:
-    part = _part_of_a_sequence(config)
-    if part is None or config.denominator is Denominator.KEPT:
-        return None
-    return (
-        f"its sequence ratio is a mean over the response mask, which the tokens rejected by "
-        f"rollout_corr.reject.{part} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
-        f"rollout_corr.denominator: kept, or another loss_mode."
+def _diluted(config: RolloutCorrConfig, mean: str, *otherwise: str) -> str | None:
+    """The objection to a mean over the response mask if a criterion can reject some tokens of a sequence and keep
+    others. `otherwise` is what else one can write.
+    """
+    part = next((criterion.name for criterion in config.reject if criterion.scope is not Scope.SEQ), None)
+    write = ", ".join(["criteria of whole sequences (seq_<agg>_<stat>)", *otherwise])
+    return part and (
+        f"its {mean} over the response mask, which the tokens rejected by rollout_corr.reject.{part} would dilute. "
+        f"Write {write}, or another loss_mode."
     )
 
 
+def _gspo(config: RolloutCorrConfig) -> str | None:
+    if config.denominator is Denominator.KEPT:
+        return None
+    return _diluted(config, "sequence ratio is a mean", "rollout_corr.denominator: kept")
+
+
 def _geo_mean(config: RolloutCorrConfig) -> str | None:
-    part = _part_of_a_sequence(config)
-    if part is not None:
-        return (
-            f"its geometric mean of ratios and weights runs over the response mask, which the tokens rejected by "
-            f"rollout_corr.reject.{part} would dilute. Write criteria of whole sequences (seq_<agg>_<stat>), "
-            f"or another loss_mode."
-        )
+    diluted = _diluted(config, "geometric mean of ratios and weights runs")
+    if diluted is not None:
+        return diluted
     if config.denominator is Denominator.KEPT:
         return (
             "it divides by the rows of each micro-batch, kept or not, and takes no other denominator. "
