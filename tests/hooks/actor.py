@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -232,9 +233,10 @@ class _Workers:
 
 @contextmanager
 def _fault(job: Job, rank: int) -> Any:
-    from hooks import faults
+    from hooks import faults, faults_in_code
 
-    with getattr(faults, job.fault)(rank) if job.fault is not None else nullcontext():
+    home = faults_in_code if hasattr(faults_in_code, str(job.fault)) else faults
+    with getattr(home, job.fault)(rank) if job.fault is not None else nullcontext():
         yield
 
 
@@ -372,7 +374,10 @@ def _sent_along(job: Job, shares: list[list[Row]], update: int) -> dict[str, Any
 
     if job.mapping is None:
         return {}
-    return sent_along(parse(job.mapping), torch.cat([forms.digests(share, update) for share in shares]), update)
+    digests = torch.cat([forms.digests(share, update) for share in shares])
+    actor = SimpleNamespace(ppo_epochs=job.epochs, ppo_mini_batch_size=len(job.rows) // job.mini_batches)
+    run = SimpleNamespace(actor=actor, rollout=SimpleNamespace(temperature=1.0, n=1))
+    return sent_along(parse(job.mapping), digests, update, run)
 
 
 def _answer(output: Any, gradients: list[dict[str, Any]], hooked: bool) -> Answer:

@@ -50,7 +50,7 @@ EITHER: list[tuple[Any, str]] = [
     (faults.without_update, "does not say rollout_corr_update, so the trainer's process did not correct it"),
     (faults.micro_batch_dropped, PART),
     (faults.micro_batch_twice, PART),
-    (faults.loss_ignores_the_rejection, GRADIENT),
+    (faults.loss_ignores_the_rejection, r"hooks\.worker\.neutralise is not what its file says"),
     (faults.loss_adds_what_was_rejected, GRADIENT),
     (faults.half_of_the_micro_batches, PART),
     (faults.loss_is_verls_later, REPLACED),

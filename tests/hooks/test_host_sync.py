@@ -72,13 +72,14 @@ def quiet_loss(config: Any, model_output: dict[str, Any], data: Any, dp_group: A
     """
     call = ledger.current_call()
     assert call is not None
-    call.received = {
+    received = {
         "log_prob": Places.of(data, data["response_mask"].shape[1]).read(model_output["log_probs"].detach()),
         "old_log_prob": data["old_log_probs"],
         "advantages": data["advantages"],
         "response_mask": data["response_mask"],
         "rollout_is_weights": data.get("rollout_is_weights"),
     }
+    call.receive(quiet_loss, received)
     total = model_output["log_probs"].values().sum()
     for name in ("old_log_probs", "advantages", "response_mask"):
         total = total + data[name].sum()
@@ -174,7 +175,8 @@ def test_the_check_before_a_step_copies_once(copies: list[str]) -> None:
     mask, rows, digest = torch.ones(1, 2), torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)
     calls = [ledger.Call.on(mask, rows, digest, digest) for _ in range(5)]
     copies.clear()
-    data = {"response_mask": torch.ones(5, 2), wire.ROW: torch.arange(5), wire.DIGEST: digest.expand(5)}
+    mask = torch.ones(5, 2)
+    data = {"response_mask": mask, "loss_mask": mask, wire.ROW: torch.arange(5), wire.DIGEST: digest.expand(5)}
     ledger.check(ledger.Ledger(calls), data, complete=True)
     assert copies == ["tolist", "tolist"]
 

@@ -15,7 +15,7 @@ DIGESTS = torch.tensor([3, 2**62, -(2**63), 2**63 - 1])
 def mini_batch(rows: list[int]) -> dict[str, torch.Tensor]:
     """Rows of the trainer's batch, all of the same length."""
     at = torch.tensor(rows)
-    return {"response_mask": MASK[at], wire.ROW: at, wire.DIGEST: DIGESTS[at]}
+    return {"response_mask": MASK[at], "loss_mask": MASK[at], wire.ROW: at, wire.DIGEST: DIGESTS[at]}
 
 
 def trained_on(*micro_batches: list[int]) -> ledger.Ledger:
@@ -42,3 +42,9 @@ def test_a_micro_batch_twice_and_another_one_not() -> None:
 def test_a_row_twice_in_a_mini_batch() -> None:
     with pytest.raises(HookError, match=r"row 1 of the trainer's batch is in a mini-batch of this process twice"):
         ledger.check(trained_on([0, 1], [1, 3]), mini_batch([0, 1, 1, 3]), complete=True)
+
+
+def test_another_number_of_tokens_to_divide_by() -> None:
+    changed = mini_batch([0, 1, 2, 3]) | {"loss_mask": MASK[:, :2]}
+    with pytest.raises(HookError, match=r"divides by the 8 tokens of the column loss_mask.* has 12 response tokens"):
+        ledger.check(trained_on([2, 0], [3, 1]), changed, complete=True)

@@ -12,13 +12,14 @@ import torch
 from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
-from hooks import direct, rows
+from hooks import direct, rows, trainers
 from hooks.rows import Row
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.share import Share, current_share, sent_along, wrap_train_mini_batch
 
+RUN = trainers.run({}, ppo_mini_batch_size=4, ppo_epochs=2).actor_rollout_ref
 MAPPING: dict[str, Any] = {"reject": {"token_k1": {"upper": 2.0}}}
 UPDATE = 7
 
@@ -34,8 +35,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 def arrived(drawn: list[Row], along: dict[str, Any] | None = None, *, sent: list[Row] | None = None) -> Any:
     """What one rank gets of `sent`, with what the trainer sends beside it."""
     data = tu.get_tensordict(rows.queue_form(drawn, update=UPDATE), {})
-    beside = sent_along(parse(MAPPING), rows.digests(sent or drawn, UPDATE), UPDATE)
-    tu.assign_non_tensor(data, epochs=2, **beside | (along or {}))
+    beside = sent_along(parse(MAPPING), rows.digests(sent or drawn, UPDATE), UPDATE, RUN)
+    tu.assign_non_tensor(data, **json.loads(beside[wire.TRAINED_WITH]), **beside | (along or {}))
     return data
 
 
@@ -75,7 +76,9 @@ def refused(worker: Any, data: Any, mini_batches: list[list[int]], message: str,
     assert worker.steps == steps
 
 
-@pytest.mark.parametrize("name", [wire.UPDATE, wire.BATCH_DIGEST, wire.DECIDED_WITH, wire.ROW, wire.DIGEST])
+@pytest.mark.parametrize(
+    "name", [wire.UPDATE, wire.BATCH_DIGEST, wire.DECIDED_WITH, wire.TRAINED_WITH, wire.TABLES, wire.ROW, wire.DIGEST]
+)
 def test_a_trainer_that_does_not_say_it(worker: Any, decided: list[Row], name: str) -> None:
     refused(worker, arrived(decided).exclude(name), ALL * 2, f"the actor's batch does not say {name}, so the trainer's")
 
@@ -91,10 +94,12 @@ def test_a_loss_that_replaced_the_actors(worker: Any, decided: list[Row]) -> Non
 def test_an_actor_with_another_configuration(worker: Any, decided: list[Row]) -> None:
     """One worker whose bound, or whose whole preset, is another one; the preset's name and the dump may differ."""
     message = r"this actor has rollout_corr.reject=.*'upper': 2\.0.*, and the trainer .*'upper': 3\.0"
-    along = sent_along(parse({"reject": {"token_k1": {"upper": 3.0}}}), torch.zeros(1), UPDATE)
+    along = sent_along(parse({"reject": {"token_k1": {"upper": 3.0}}}), torch.zeros(1), UPDATE, RUN)
     refused(worker, arrived(decided, {wire.DECIDED_WITH: along[wire.DECIDED_WITH]}), ALL * 2, message)
-    same = sent_along(parse(MAPPING | {"dump": {"dir": "elsewhere"}, "presets": ["token_rs"]}), torch.zeros(1), UPDATE)
-    assert same[wire.DECIDED_WITH] == sent_along(parse(MAPPING), torch.zeros(1), UPDATE)[wire.DECIDED_WITH]
+    same = sent_along(
+        parse(MAPPING | {"dump": {"dir": "elsewhere"}, "presets": ["token_rs"]}), torch.zeros(1), UPDATE, RUN
+    )
+    assert same[wire.DECIDED_WITH] == sent_along(parse(MAPPING), torch.zeros(1), UPDATE, RUN)[wire.DECIDED_WITH]
     assert json.loads(same[wire.DECIDED_WITH])["mode"] == "decoupled"
 
 

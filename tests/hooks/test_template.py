@@ -11,7 +11,7 @@ from torch import Tensor
 from hooks import trainers
 from verl_rollout_corr import correct
 from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogProbsError
-from verl_rollout_corr.hooks import updates, wire
+from verl_rollout_corr.hooks import as_written, updates, wire
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.transport import Carried
 
@@ -81,6 +81,7 @@ def test_nothing_is_padded_on_the_way_through_the_queue(monkeypatch: pytest.Monk
         return correct(*columns, **named)
 
     monkeypatch.setattr(driver, "correct", watched)
+    monkeypatch.setattr(as_written, "check", lambda who: None)
     trainers.update_v1(rows, BOTH, monkeypatch)
     assert [column.is_nested for column in seen] == [True] * 4
 
@@ -149,6 +150,7 @@ def test_a_queue_that_does_not_take_a_column(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_line_of_the_log_is_finalised_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     finalize = updates.finalize
+    monkeypatch.setattr(as_written, "check", lambda who: None)
     monkeypatch.setattr(updates, "finalize", lambda sums: calls.append(sums) or finalize(sums))
     trainers.update_v1(drawn(), BOTH, monkeypatch)
     assert len(calls) == 1

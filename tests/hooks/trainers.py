@@ -45,8 +45,8 @@ def run(mapping: dict[str, Any], **actor: Any) -> Any:
     return SimpleNamespace(
         algorithm={"rollout_correction": {wire.CONFIG_JSON: config_json}},
         actor_rollout_ref=SimpleNamespace(
-            rollout=SimpleNamespace(response_length=8, top_p=1.0, top_k=-1),
-            actor=SimpleNamespace(**{"ppo_epochs": 1} | actor),
+            rollout=SimpleNamespace(response_length=8, top_p=1.0, top_k=-1, temperature=1.0, n=2),
+            actor=SimpleNamespace(**{"ppo_epochs": 1, "ppo_mini_batch_size": 2} | actor),
         ),
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Invalid, Mode, RolloutCorrConfig
-from verl_rollout_corr.hooks import activity, compat, dump, same_code, wire
+from verl_rollout_corr.hooks import activity, as_written, compat, dump, same_code, wire
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.batches import Adapter, Decided, TrainerBatch
 from verl_rollout_corr.hooks.entrance import check_not_constant
@@ -52,8 +52,9 @@ def update_actor(
     history = history_of(trainer.actor_rollout_wg)
     lags = history.lags(batch.versions, _updates_behind_train(trainer, config, state.known))
     decided = decide_batch(batch, config, lags, update=history.updates)
-    along = sent_along(config, decided.digests, history.updates)
+    along = sent_along(config, decided.digests, history.updates, trainer.config.actor_rollout_ref)
     adapter.ship(decided.columns, {wire.HORIZON: horizon(trainer.config)} | along)
+    as_written.check("the trainer")
     with dump.written(trainer, config, batch, decided, lags) if dumps else nullcontext():
         answer, metrics = adapter.train()
     history.updates += 1

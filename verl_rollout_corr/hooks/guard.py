@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,10 +23,11 @@ from verl_rollout_corr.grammar import Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks.configured import config_of_actor
 from verl_rollout_corr.hooks.ledger import current_call
 
-LOSS_OF_BYPASS = "__rollout_corr_loss_of_bypass__"
-"""The attribute by which this package's own policy loss is known."""
-
-_GUARDED = "__rollout_corr_guarded__"
+_guards: dict[Any, Any] = {}
+"""By each function that `guard` has put in the place of a policy loss, the policy loss. They are not known by an
+attribute: functools.wraps copies those to a function that anybody puts around them.
+"""
+_of_bypass: list[Any] = []
 _TENSORS = ("log_prob", "old_log_prob", "advantages", "response_mask", "rollout_is_weights")
 
 
@@ -34,12 +36,12 @@ def guard(loss_mode: str) -> None:
     correction has not prepared, and records what it was handed. A name that is not registered (yet) is left alone.
     """
     policy_loss = POLICY_LOSS_REGISTRY.get(loss_mode)
-    if policy_loss is None or hasattr(policy_loss, _GUARDED):
+    if policy_loss is None or policy_loss in _guards:
         return
 
     @functools.wraps(policy_loss)
     def guarded(*positional: Any, **named: Any) -> Any:
-        if config_of_actor(named.get("config")) is not None:
+        if not _trying and config_of_actor(named.get("config")) is not None:
             call = current_call()
             if call is None:
                 raise HookError(
@@ -47,15 +49,28 @@ def guard(loss_mode: str) -> None:
                     "process something has put another function in the place of the actor's loss "
                     "(verl.workers.engine_workers.ppo_loss). The run stops before it trains on what would be rejected"
                 )
-            if call.received is None:
-                call.received = {name: named.get(name) for name in _TENSORS}
+            call.receive(guarded, {name: named.get(name) for name in _TENSORS})
         return policy_loss(*positional, **named)
 
-    setattr(guarded, _GUARDED, True)
+    _guards[guarded] = policy_loss
     register_policy_loss(loss_mode)(guarded)
 
 
+def unguarded(policy_loss: Any) -> Any:
+    """The registered policy loss itself, without what `guard` has put around it."""
+    while policy_loss in _guards:
+        policy_loss = _guards[policy_loss]
+    return policy_loss
+
+
+def is_loss_of_bypass(policy_loss: Any) -> None:
+    """Says that this is this package's own policy loss."""
+    _of_bypass.append(policy_loss)
+
+
 _tried: set[Any] = set()
+_trying: list[Any] = []
+"""While a policy loss is tried: it may hold another one, with a guard."""
 
 
 def try_once(actor: Any, config: RolloutCorrConfig) -> None:
@@ -69,8 +84,8 @@ def try_once(actor: Any, config: RolloutCorrConfig) -> None:
     loss_mode = actor.policy_loss.loss_mode
     policy_loss = POLICY_LOSS_REGISTRY.get(loss_mode)
     if config.mode is Mode.BYPASS:
-        found = inspect.unwrap(policy_loss) if policy_loss is not None else None
-        if not hasattr(found, LOSS_OF_BYPASS):
+        found = unguarded(policy_loss)
+        if found not in _of_bypass:
             raise HookError(
                 f"rollout_corr: the policy loss {loss_mode}, which is the loss of bypass mode, was registered anew as "
                 f"{getattr(found, '__module__', None)}.{getattr(found, '__qualname__', None)}, which need not apply "
@@ -117,6 +132,15 @@ _WEIGHTS = torch.tensor([[0.5, 1.5, 0.75, 1.25], [1.75, 0.25, 1.1, 0.6]])
 _MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1]]).bool()
 
 
+@contextmanager
+def _without_guards() -> Iterator[None]:
+    _trying.append(True)
+    try:
+        yield
+    finally:
+        _trying.pop()
+
+
 def _gradient(policy_loss: Any, actor: Any, mask: Tensor, weights: Tensor) -> Tensor:
     """The gradient of the loss with respect to the log-probs, for a batch of two rows. The random state of the process
     is kept.
@@ -130,9 +154,9 @@ def _gradient(policy_loss: Any, actor: Any, mask: Tensor, weights: Tensor) -> Te
     }
     object.__setattr__(changed, "global_batch_info", counts)  # verl freezes its configurations
     log_prob = _NEW.clone().requires_grad_()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), _without_guards():
         torch.manual_seed(0)
-        loss, _ = getattr(policy_loss, "__wrapped__", policy_loss)(
+        loss, _ = unguarded(policy_loss)(
             old_log_prob=_OLD,
             log_prob=log_prob,
             advantages=_ADVANTAGES,

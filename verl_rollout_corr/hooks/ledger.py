@@ -6,6 +6,7 @@ pass and the optimiser's step, which waits for the norm of the gradient anyway.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections import Counter
@@ -18,11 +19,14 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.errors import HookError, InputError
-from verl_rollout_corr.hooks import wire
+from verl_rollout_corr.hooks import as_written, wire
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid, nowhere
 from verl_rollout_corr.hooks.places import flat
-from verl_rollout_corr.hooks.share import Share
+from verl_rollout_corr.hooks.share import ACTOR, Share
 from verl_rollout_corr.hooks.transport import join
+
+_DIVIDED_BY = "loss_mask"
+"""The column of which verl counts the tokens that a mean over tokens divides by."""
 
 _NO_ROW = torch.iinfo(torch.int64).max
 
@@ -45,8 +49,10 @@ class Call:
     altered: Tensor
     leaked: Tensor
     invalid: Tensor
-    received: dict[str, Tensor | None] | None = None
-    """What verl's policy loss was handed, by the names of its parameters."""
+    received: dict[Any, dict[str, Tensor | None]] = field(default_factory=dict[Any, dict[str, "Tensor | None"]])
+    """What verl's policy loss was handed, by the names of its parameters, for each guard in front of it: another one is
+    there where something has been put around the first.
+    """
 
     @classmethod
     def on(cls, mask: Tensor, rows: Tensor, decided: Tensor, received: Tensor) -> Call:
@@ -63,13 +69,13 @@ class Call:
         """Compares what verl's policy loss was handed with what was prepared for it, at the tokens of the mask. Returns
         the weights that it was handed.
         """
-        if self.received is None:
+        if not self.received:
             raise HookError(
                 "rollout_corr: verl's loss did not call its policy loss, so what the correction has prepared was not "
                 "used; install a supported verl"
             )
-        for name, expected in prepared.items():
-            found = self.received.get(name)
+        for received, (name, expected) in itertools.product(self.received.values(), prepared.items()):
+            found = received.get(name)
             if expected is None and found is None:
                 continue
             if expected is None or found is None or found.shape != expected.shape:
@@ -79,7 +85,16 @@ class Call:
             same = (found == expected) | (found.isnan() & expected.isnan())
             looked_at = torch.ones_like(mask) if name == "response_mask" else mask
             self.altered = self.altered | (looked_at & ~same).any()
-        return self.received["rollout_is_weights"]
+        return [*self.received.values()][-1]["rollout_is_weights"]
+
+    def receive(self, guard: Any, tensors: dict[str, Tensor | None]) -> None:
+        """Called by this guard of the policy loss, with what that is handed. Raises HookError at a second time."""
+        if guard in self.received:
+            raise HookError(
+                "rollout_corr: the policy loss ran twice for one micro-batch: something has been put around it that "
+                f"calls it again, and the two losses together are not the one that was asked for. {_STOPPED}"
+            )
+        self.received[guard] = tensors
 
     def watch(self, output: Any, silent: Tensor) -> None:
         """Checks the gradient of a model output in the backward pass: it must be 0 where `silent` (flat) is set."""
@@ -171,6 +186,7 @@ def checked_before_step(engine: Any, data: Any, share: Share) -> Iterator[None]:
     step, update = engine.optimizer_step, engine.train_batch
 
     def optimizer_step(*positional: Any, **named: Any) -> Any:
+        as_written.check(ACTOR)
         rows = check(ledger, data, complete=engine.is_mp_src_rank_with_outputs())
         share.take(rows)
         ledger.checked = True
@@ -210,11 +226,11 @@ def check(ledger: Ledger, data: Any, *, complete: bool) -> list[int]:
     else, and InputError for an invalid log-prob that stops the run. Returns the numbers of the mini-batch's rows.
     `complete`: whether this process computes the loss (with pipelines, only the last stage does).
     """
-    mask = data["response_mask"]
-    count = (mask.values() if mask.is_nested else mask).bool().sum()
+    count, divisor = (flat(data[name]).sum().long() for name in ("response_mask", _DIVIDED_BY))
     # Two host copies for the whole mini-batch, of what it is and of what the loss did: the device has to finish the
     # gradients before the optimiser steps anyway.
-    tokens, digest, *rows = torch.cat([torch.stack([count, data[wire.DIGEST].sum()]), data[wire.ROW]]).tolist()
+    whole = torch.stack([count, divisor, data[wire.DIGEST].sum()])
+    tokens, divided_by, digest, *rows = torch.cat([whole, data[wire.ROW]]).tolist()
     found: list[list[int]] = torch.stack([call.flags() for call in ledger.calls]).tolist() if ledger.calls else []
     corrected = sum(call_tokens for call_tokens, *_ in found)
     if complete and corrected != tokens:
@@ -225,6 +241,11 @@ def check(ledger: Ledger, data: Any, *, complete: bool) -> list[int]:
         )
     for _, _, changed_row, altered, leaked, *_ in found:
         _check_call(changed_row, altered=bool(altered), leaked=bool(leaked))
+    if divided_by != tokens:
+        raise HookError(
+            f"rollout_corr: verl divides by the {divided_by} tokens of the column {_DIVIDED_BY}, and the mini-batch of "
+            f"this process has {tokens} response tokens: the column was changed on its way. {_STOPPED}"
+        )
     _check_rows(rows, digest, sum(seen for _, seen, *_ in found) if complete else None)
     _check_valid([FirstInvalid(*map(_float, flags[-4:])) for flags in found])
     return rows

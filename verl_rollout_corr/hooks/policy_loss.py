@@ -19,7 +19,7 @@ from verl_rollout_corr.errors import ConfigError, HookError
 from verl_rollout_corr.grammar import Loss, Mode, RolloutCorrConfig
 from verl_rollout_corr.hooks import activity, compat, same_code
 from verl_rollout_corr.hooks.configured import config_of_actor, parse_config_json
-from verl_rollout_corr.hooks.guard import LOSS_OF_BYPASS, guard
+from verl_rollout_corr.hooks.guard import guard, is_loss_of_bypass
 from verl_rollout_corr.hooks.seams import TRAINERS
 from verl_rollout_corr.maths import losses
 
@@ -115,4 +115,4 @@ def bypass_policy_loss(
     return loss, {}
 
 
-setattr(bypass_policy_loss, LOSS_OF_BYPASS, True)
+is_loss_of_bypass(bypass_policy_loss)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,19 +21,38 @@ from verl.utils import tensordict_utils as tu
 from verl_rollout_corr.configuration.parser import to_mapping
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import RolloutCorrConfig
-from verl_rollout_corr.hooks import wire
+from verl_rollout_corr.hooks import as_written, wire
 from verl_rollout_corr.hooks.configured import config_of_actor
 
 _NOT_A_DECISION = ("presets", "dump")
 """Keys that two configurations with the same decisions may differ in."""
 
+ACTOR = "this actor"
+"""What an error calls the process of an actor."""
+
 _STOPPED = "The run stops before it trains on this update"
 
 
-def sent_along(config: RolloutCorrConfig, digests: Tensor, update: int) -> dict[str, Any]:
-    """What the trainer sends beside the columns: `digests` (B,) are those of all rows."""
+_TOLD: Mapping[str, Callable[[Any, Any], Any]] = {
+    "temperature": lambda actor, rollout: rollout.temperature,
+    "epochs": lambda actor, rollout: actor.ppo_epochs,
+    "global_batch_size": lambda actor, rollout: actor.ppo_mini_batch_size * rollout.n,
+    "mini_batch_size": lambda actor, rollout: actor.ppo_mini_batch_size * rollout.n,
+}
+"""What verl's trainers send to their actors beside a batch, by its name there, from the configuration of the run: what
+pi is computed with, how often a row is trained on, and what the means of the loss divide by.
+"""
+
+
+def sent_along(config: RolloutCorrConfig, digests: Tensor, update: int, run: Any) -> dict[str, Any]:
+    """What the trainer sends beside the columns: `digests` (B,) are those of all rows, `run` is verl's configuration
+    `actor_rollout_ref`.
+    """
+    told = {name: of(run.actor, run.rollout) for name, of in _TOLD.items()}
     return {
         wire.UPDATE: update,
+        wire.TABLES: json.dumps(dict(as_written.tables())),
+        wire.TRAINED_WITH: json.dumps(told),
         wire.BATCH_DIGEST: int(digests.sum()),
         wire.DECIDED_WITH: json.dumps(_decides(config), sort_keys=True),
     }
@@ -135,11 +154,15 @@ def wrap_train_mini_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def train_mini_batch(self: Any, data: Any) -> Any:
+        if _is_corrected(data):
+            as_written.check(ACTOR)
         config = config_of_worker(self, data)
         if config is None:
             return original(self, data)
         rows, digests = (_said(data.get(name, None), name) for name in (wire.ROW, wire.DIGEST))
         _check_config(config, _along(data, wire.DECIDED_WITH))
+        as_written.check_tables(ACTOR, json.loads(_along(data, wire.TABLES)))
+        _check_told(data)
         _check_new(self, update_of(data))
         epochs = tu.get(data, key="epochs", default=1)
         with sharing(Share(rows.tolist(), epochs, digests.sum(), _along(data, wire.BATCH_DIGEST))):
@@ -166,14 +189,18 @@ def config_of_worker(worker: Any, data: Any) -> RolloutCorrConfig | None:
     """
     actor = getattr(worker.loss_fn, "keywords", {}).get("config")
     config = None if actor is None else config_of_actor(actor)
-    # V1 hands a critic the description of its batch, which has no columns.
-    if config is None and isinstance(data, TensorDict) and wire.DIGEST in data:
+    if config is None and _is_corrected(data):
         raise HookError(
             f"rollout_corr: this worker was given a corrected batch, and its loss is {worker.loss_fn!r}, without the "
             "correction in front of it and without its configuration: something has replaced the actor's loss. "
             f"{_STOPPED}"
         )
     return config
+
+
+def _is_corrected(data: Any) -> bool:
+    # V1 hands a critic the description of its batch, which has no columns.
+    return isinstance(data, TensorDict) and wire.DIGEST in data
 
 
 def _check_config(config: RolloutCorrConfig, trainers: str) -> None:
@@ -185,6 +212,16 @@ def _check_config(config: RolloutCorrConfig, trainers: str) -> None:
             f"rollout_corr: this actor has rollout_corr.{key}={found.get(key)}, and the trainer "
             f"{expected.get(key)}: one of them was changed after the run was composed. {_STOPPED}"
         )
+
+
+def _check_told(data: Any) -> None:
+    for name, expected in json.loads(_along(data, wire.TRAINED_WITH)).items():
+        found = tu.get(data, key=name, default=None)
+        if found != expected:
+            raise HookError(
+                f"rollout_corr: this actor is to train with {name}={found}, and the trainer's configuration says "
+                f"{expected}: it was changed on its way. {_STOPPED}"
+            )
 
 
 def _check_new(worker: Any, update: int) -> None:

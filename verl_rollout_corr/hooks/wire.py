@@ -43,6 +43,12 @@ BATCH_DIGEST = "rollout_corr_batch_digest"
 DECIDED_WITH = "rollout_corr_decided_with"
 """The trainer's configuration, as JSON text."""
 
+TRAINED_WITH = "rollout_corr_trained_with"
+"""What verl's trainer tells its actors about an update, as JSON text (`share.sent_along`)."""
+
+TABLES = "rollout_corr_tables"
+"""The trainer's constants and tables of the definition, as JSON text (`as_written.tables`)."""
+
 KEPT_TOKENS = "rollout_corr_kept_tokens"
 """With `denominator: kept`, the kept tokens of the mini-batch over all ranks."""
 
