@@ -115,6 +115,19 @@ def test_a_misspelt_group_stops_the_run(verl: Programs, program: str, override: 
     refused(done, key, "Write +rollout_corr=", "nothing would be corrected")
 
 
+@pytest.mark.parametrize("program", POLICY_PROGRAMS)
+def test_a_peers_setting_that_nothing_reads_stops_the_run(verl: Programs, program: str, tmp_path: Path) -> None:
+    """On the command line and in a YAML file; a key of verl's own is not a peer's, whatever it is called."""
+    done = verl.start(program, "+algorithm.use_tis=true", *COMPLETE, cwd=tmp_path)
+    refused(done, "algorithm.use_tis is true: nothing in this verl reads this key", "Write +rollout_corr=token_is")
+    (tmp_path / "extra").mkdir()
+    (tmp_path / "extra" / "mine.yaml").write_text("# @package _global_\nalgorithm: {rollout_is_threshold_lower: 0.5}")
+    done = verl.start(program, f"hydra.searchpath=[file://{tmp_path}]", "+extra=mine", *COMPLETE, cwd=tmp_path)
+    refused(done, "algorithm.rollout_is_threshold_lower is 0.5: nothing in this verl reads this key")
+    own = ["async_training.staleness_threshold=0.5"] if "fully_async" in program else ["+trainer.threshold=2"]
+    assert verl.start(program, *own, *COMPLETE, cwd=tmp_path).returncode == STARTED
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_main_program_refuses_a_misspelt_group(verl: Programs, program: str, tmp_path: Path) -> None:
     remedy = "Write +rollout_corr=k3_rs" if program in POLICY_PROGRAMS else "Leave it out"

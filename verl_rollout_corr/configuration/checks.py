@@ -20,7 +20,9 @@ from verl_rollout_corr.configuration.loading import workers_objection
 from verl_rollout_corr.configuration.misspelt import GROUP, Ours, named_presets, one_or_list, suspects
 from verl_rollout_corr.configuration.node import Gathered, listed, mapping, nearest, shown, value_at
 from verl_rollout_corr.configuration.parser import parse
+from verl_rollout_corr.configuration.peers_keys import peers_keys
 from verl_rollout_corr.configuration.preset_notes import shipped_names
+from verl_rollout_corr.configuration.presets import shipped_nodes
 from verl_rollout_corr.configuration.run_check import run_problems, run_warnings
 from verl_rollout_corr.errors import ConfigError, Problem
 from verl_rollout_corr.grammar import CRITERION_NAMES
@@ -76,11 +78,18 @@ def _ours(command: Command) -> Ours:
 def _misspelt(command: Command) -> Iterator[Problem]:
     ours = _ours(command)
     composed = {**command.plain, **command.added_to_hydra}
-    verls = written.verls_keys()
     program = _program_without_policy_loss()
-    for suspect in suspects(composed, ours, lambda key: key not in verls):
+    for suspect in suspects(composed, ours, lambda key: key not in command.verls_keys):
         problem = suspect.problem(ours)
         yield replace(problem, remedy=f"Leave it out: {program} corrects nothing.") if program else problem
+
+
+def _peers_keys(command: Command) -> Iterator[Problem]:
+    """Corrections asked for by another framework's names, where nothing reads them."""
+    if not command.is_off and not _program_without_policy_loss():
+        yield from peers_keys(
+            command.plain, lambda key: key not in command.verls_keys, shipped_nodes, preset_on=command.is_on
+        )
 
 
 def nearest_preset(name: str, shipped: tuple[str, ...], before: str) -> str:
@@ -191,6 +200,7 @@ Rule = Callable[[Command], Iterator[Problem]]
 
 RULES: tuple[Rule, ...] = (
     _misspelt,
+    _peers_keys,
     _no_such_preset,
     _text,
     _set_aside,

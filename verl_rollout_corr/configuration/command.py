@@ -74,6 +74,13 @@ class Command:
         return written.read_documents(self._defaults, list(self.hydra.runtime.config_sources))
 
     @cached_property
+    def verls_keys(self) -> frozenset[str]:
+        """The dotted keys of verl's own configuration, those of this program included."""
+        own = (key for document in self.documents if document.is_verls for key in document.scalars())
+        # Without Hydra's command line nobody knows whose documents it were.
+        return written.verls_keys().union(own if self.documents else written.keys_of_other_programs())
+
+    @cached_property
     def left_out(self) -> tuple[tuple[str, str], ...]:
         """Group and name of each optional document that does not exist."""
         return () if self._defaults is None else tuple(written.left_out(self._defaults.defaults_tree))

@@ -86,6 +86,8 @@ HINTS: tuple[Hint, ...] = (
             "the policy loss",
         ),
         ("tis_imp_ratio_cap", _CAP, "the cap of token weights, in old versions"),
+        ("rollout_is_threshold_lower", _FLOOR, "the lower bound, in old versions"),
+        ("use_rollout_log_probs", "mode: bypass", "two policies, in old versions"),
     ),
     *_rows(
         "verl",

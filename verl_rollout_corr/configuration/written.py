@@ -31,6 +31,7 @@ _GROUP = "rollout_corr/"
 _OVERRIDE = re.compile(r"(?P<sign>\+{0,2})(?P<key>rollout_corr\.[\w.]+)=(?P<value>.*)", re.DOTALL)
 _SCALAR = re.compile(r"[^\s,:(){}\[\]'\"]+")
 _BOUNDS = ("lower", "upper")
+_VERLS = re.compile(r"^pkg://verl\b|/verl/([^/]+/)*config/?$")
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -52,6 +53,11 @@ class Document:
     def is_preset(self) -> bool:
         """Whether it is an option of the group `rollout_corr`."""
         return self.name.startswith(_GROUP)
+
+    @property
+    def is_verls(self) -> bool:
+        """Whether verl ships it."""
+        return self.places[:1] != () and bool(_VERLS.search(self.places[0]))
 
     def scalars(self) -> dict[str, str]:
         """Dotted key and text of every scalar; the text of a list is empty."""
@@ -138,6 +144,14 @@ def verls_keys() -> frozenset[str]:
         return frozenset()
     file = files("verl.trainer.config").joinpath("_generated_ppo_trainer.yaml")
     return frozenset(dict(_walk(_parsed(file.read_text(encoding="utf-8")), "")) if file.is_file() else ())
+
+
+def keys_of_other_programs() -> frozenset[str]:
+    """The dotted keys that the documents of verl's other main programs add."""
+    if "verl" not in sys.modules:
+        return frozenset()
+    found = Path(str(sys.modules["verl"].__file__)).parent.glob("experimental/*/config/*.yaml")
+    return frozenset(key for file in found for key, _ in _walk(_parsed(file.read_text(encoding="utf-8")), ""))
 
 
 def preset_names(documents: Iterable[Document]) -> list[str]:
