@@ -91,6 +91,12 @@ def test_runs_that_are_allowed(node: dict[str, Any], changes: dict[str, Any]) ->
         ),
         (INVALID, {ESTIMATOR: "optimal_token_baseline"}, ["adv_estimator is 'optimal_token_baseline'"]),
         ({}, {f"{LOSS}._target_": "verl.workers.config.PolicyLossConfig"}, ["._target_ is 'verl.", POLICY_LOSS_TARGET]),
+        ({}, {f"{LOSS}.loss_mode": None}, ["loss_mode is null: verl looks its policy loss up by this name", "Leave "]),
+        (
+            {},
+            {f"{LOSS}.loss_mode": ""},
+            ["loss_mode is '': verl looks its policy loss up", "(the presets set vanilla)"],
+        ),
         ({}, {f"{LOSS}.loss_mode": "bypass_mode"}, ["loss_mode is 'bypass_mode'", "rollout_corr.mode: bypass"]),
         ({}, {"distillation.enabled": True}, ["distillation.enabled is true", "distillation.enabled=false"]),
         (

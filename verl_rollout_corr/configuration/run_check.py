@@ -99,7 +99,13 @@ def _policy_loss(config: RolloutCorrConfig, run: Mapping[str, Any]) -> Iterator[
                 f"Leave {key} out, or write rollout_corr.mode: decoupled."
             )
         return
-    objection = policy_loss_objection(str(found), config)
+    if not isinstance(found, str) or not found.strip():
+        yield (
+            f"{key} is {shown_or_absent(found)}: verl looks its policy loss up by this name, in the first update, and "
+            f"has none of that name. Leave {key} out (the presets set vanilla), or write the name of a policy loss."
+        )
+        return
+    objection = policy_loss_objection(found, config)
     if objection:
         yield (f"{key} is {shown_or_absent(found)}: {objection}")
 

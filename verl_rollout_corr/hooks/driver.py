@@ -94,7 +94,8 @@ def decide_batch(batch: TrainerBatch, config: RolloutCorrConfig, lags: Tensor, *
         group_ids=batch.group_ids,
         staleness=lags,
     )
-    check_not_constant(result.sums, config)
+    compared = (batch.columns["old_log_probs"], batch.rollout_log_probs, batch.response_mask)
+    check_not_constant(result.sums, lambda: [to_padded(column) for column in compared], config)
     subject = Subject(rows, batch.columns, update, batch.rollout_log_probs)
     digests = decision_digests(subject, result.keep, result.weights)
     columns = {wire.KEEP: result.keep, wire.ROW: rows, wire.DIGEST: digests}
@@ -183,7 +184,6 @@ def conclude(
     if sums is None:
         raise HookError("rollout_corr: the workers sent no statistics in bypass mode")
     sums = sums.to("cpu")
-    check_not_constant(sums, config)
     empty = int((tokens_of_rows(batch.response_mask) == 0).sum())
     return UpdateStatistics(sums, workers.applied, padding=batch.padding, untrainable=empty - batch.padding)
 

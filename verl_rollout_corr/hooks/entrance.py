@@ -12,8 +12,9 @@ from verl_rollout_corr.errors import HookError, InputError, MissingRolloutLogPro
 from verl_rollout_corr.grammar import Invalid, RolloutCorrConfig
 from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.configured import config_of_run
+from verl_rollout_corr.maths.collection import CONSTANT_FROM
 from verl_rollout_corr.maths.scopes import row_offsets
-from verl_rollout_corr.maths.sum_table import CONSTANT_ROLLOUT, SEQS
+from verl_rollout_corr.maths.sum_table import CONSTANT_ROLLOUT
 from verl_rollout_corr.maths.sums import Sums
 
 
@@ -61,21 +62,44 @@ def check_lengths(log_probs: Sequence[int], tokens: Sequence[int]) -> None:
         raise length_error(f"row {row}", log_probs[row], tokens[row], f" ({len(wrong)} such rows)")
 
 
-def check_not_constant(sums: Sums, config: RolloutCorrConfig) -> None:
-    """Raises InputError, with `invalid: error`, if the engine gave one log-prob to all tokens of a row of 8 or more to
-    which the trainer gives different ones: a value that stands for "no log-prob".
+APART = 1e-3
+"""A trainer's log-prob that is nearer to the engine's does not show that the engine had none: both are sure."""
+
+
+def constant_rows(train_log_probs: torch.Tensor, rollout_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """(B,) bool: rows of 8 tokens or more to all of which the engine gave one log-prob, and the trainer others, at
+    least one of them further away than `APART`. All are padded (B, T); no host synchronisation.
     """
-    if config.invalid is not Invalid.ERROR:
-        return
-    host = sums.to_host()
-    constant, rows = int(host.value(CONSTANT_ROLLOUT)), int(host.value(SEQS))
-    if constant:
-        raise InputError(
-            f"rollout_corr: {constant} of {rows} rows of a batch have one log-prob of the engine for all of their "
-            "tokens, where the trainer's differ: engines write a constant, such as 0.0, where they have none "
-            "(speculative decoding, a mask that lies on padding). Fix the source, or set rollout_corr.invalid=reject "
-            "to be warned only"
-        )
+    inside = mask.bool()
+    if not inside.shape[1]:
+        return inside.any(dim=1)
+
+    def differs(log_probs: torch.Tensor) -> torch.Tensor:
+        lowest = torch.where(inside, log_probs, torch.inf).amin(dim=1)
+        return lowest != torch.where(inside, log_probs, -torch.inf).amax(dim=1)
+
+    gap = (train_log_probs.double() - rollout_log_probs.double()).abs()
+    apart = (torch.where(inside, gap, 0.0) > APART).any(dim=1)
+    return (inside.sum(dim=1) >= CONSTANT_FROM) & differs(train_log_probs) & ~differs(rollout_log_probs) & apart
+
+
+def check_not_constant(sums: Sums, batch: Callable[[], Sequence[torch.Tensor]], config: RolloutCorrConfig) -> None:
+    """Raises InputError, with `invalid: error`, if there are `constant_rows`. `batch` gives what they are looked for
+    in; it is asked for only where the sums, which take any difference for one, count some.
+    """
+    if config.invalid is Invalid.ERROR and int(sums.to_host().value(CONSTANT_ROLLOUT)):
+        found = constant_rows(*batch())
+        if bool(found.any()):
+            raise constant_error(int(found.nonzero()[0]), f"{int(found.sum())} of {len(found)} rows of a batch")
+
+
+def constant_error(row: int, how_many: str) -> InputError:
+    """The error for `constant_rows`, of which `row` is the first."""
+    return InputError(
+        f"rollout_corr: {how_many} have one log-prob of the engine for all of their tokens, where the trainer's differ "
+        f"(the first is row {row}): engines write a constant, such as 0.0, where they have none (speculative decoding, "
+        "a mask that lies on padding). Fix the source, or set rollout_corr.invalid=reject to be warned only"
+    )
 
 
 def length_error(where: str, found: int, expected: int, more: str = "") -> InputError:

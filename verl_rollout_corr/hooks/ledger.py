@@ -20,6 +20,7 @@ from torch import Tensor
 
 from verl_rollout_corr.errors import HookError, InputError
 from verl_rollout_corr.hooks import as_written, wire
+from verl_rollout_corr.hooks.entrance import constant_error
 from verl_rollout_corr.hooks.first_invalid import FirstInvalid, nowhere
 from verl_rollout_corr.hooks.places import flat
 from verl_rollout_corr.hooks.share import ACTOR, Share
@@ -41,6 +42,7 @@ class Call:
     altered: whether verl's policy loss was handed something else than was prepared for it.
     leaked: whether a token that may not be trained on has a gradient.
     invalid: (4,) float64, the `first_invalid` log-prob of those that stop the run, in bypass mode.
+    constant_row: in bypass mode the lowest of the `constant_rows`; a large number where there are none.
     """
 
     tokens: Tensor
@@ -49,6 +51,7 @@ class Call:
     altered: Tensor
     leaked: Tensor
     invalid: Tensor
+    constant_row: Tensor
     received: dict[Any, dict[str, Tensor | None]] = field(default_factory=dict[Any, dict[str, "Tensor | None"]])
     """What verl's policy loss was handed, by the names of its parameters, for each guard in front of it: another one is
     there where something has been put around the first.
@@ -60,10 +63,13 @@ class Call:
         trainer and from what arrived here.
         """
         no = torch.zeros((), dtype=torch.bool, device=mask.device)
-        changed = torch.where(decided == received, torch.full_like(rows, _NO_ROW), rows)
-        nothing = torch.full_like(rows[:1], _NO_ROW) if len(rows) else rows.new_full((1,), _NO_ROW)
-        lowest = torch.cat([changed, nothing]).min()
-        return cls(mask.sum(), received.sum(), lowest, no, no.clone(), nowhere(mask.device))
+        changed = _lowest(rows, decided != received)
+        none = torch.full_like(changed, _NO_ROW)
+        return cls(mask.sum(), received.sum(), changed, no, no.clone(), nowhere(mask.device), none)
+
+    def look_for_constants(self, found: Tensor, rows: Tensor) -> None:
+        """Takes in which rows (B,) of the micro-batch, by their numbers, are `constant_rows`."""
+        self.constant_row = _lowest(rows, found)
 
     def compare(self, prepared: dict[str, Tensor | None], mask: Tensor) -> Tensor | None:
         """Compares what verl's policy loss was handed with what was prepared for it, at the tokens of the mask. Returns
@@ -110,14 +116,23 @@ class Call:
         output.register_hook(look)
 
     def flags(self) -> Tensor:
-        """(9,) int64, on the device: tokens, digest, changed_row, altered, leaked, and the bits of invalid."""
-        flags = (self.tokens, self.digest, self.changed_row, self.altered, self.leaked)
+        """(10,) int64, on the device: tokens, digest, changed_row, altered, leaked, constant_row, and the bits of
+        invalid.
+        """
+        flags = (self.tokens, self.digest, self.changed_row, self.altered, self.leaked, self.constant_row)
         return torch.cat([torch.stack([flag.long() for flag in flags]), self.invalid.view(torch.int64)])
 
     @property
     def sound(self) -> Tensor:
         """Whether every check that can be made before the backward pass succeeded."""
-        return (self.changed_row == _NO_ROW) & ~self.altered & (self.invalid[0] == torch.inf)
+        no_row = (self.changed_row == _NO_ROW) & (self.constant_row == _NO_ROW)
+        return no_row & ~self.altered & (self.invalid[0] == torch.inf)
+
+
+def _lowest(rows: Tensor, found: Tensor) -> Tensor:
+    """The lowest of the numbers (B,) for which `found` is set; a large number where none is."""
+    nothing = rows.new_full((1,), _NO_ROW)
+    return torch.cat([torch.where(found, rows, nothing), nothing]).min()
 
 
 def poison(sound: Tensor, dtype: torch.dtype) -> Tensor:
@@ -248,6 +263,9 @@ def check(ledger: Ledger, data: Any, *, complete: bool) -> list[int]:
         )
     _check_rows(rows, digest, sum(seen for _, seen, *_ in found) if complete else None)
     _check_valid([FirstInvalid(*map(_float, flags[-4:])) for flags in found])
+    constant = [flags[5] for flags in found if flags[5] != _NO_ROW]
+    if constant:
+        raise constant_error(min(constant), "rows of a mini-batch of this process")
     return rows
 
 

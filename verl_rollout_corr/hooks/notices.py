@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from verl_rollout_corr.grammar import Baseline, Denominator, Level, RolloutCorrConfig
+from verl_rollout_corr.grammar import Baseline, Denominator, Invalid, Level, RolloutCorrConfig
 from verl_rollout_corr.hooks.advantages import GROUPED_ESTIMATORS
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.maths.metrics import PREFIX
@@ -108,9 +108,9 @@ def _truncates(rollout: Any) -> bool:
 
 
 def _constant(line: Line) -> str | None:
-    """With `invalid: error` the run stops instead."""
+    """With `invalid: error` the run stops instead, unless both sides are sure of all of the tokens."""
     fraction = line.value("constant_rollout_row_fraction")
-    if not fraction:
+    if not fraction or line.config.invalid is Invalid.ERROR:
         return None
     return (
         f"{fraction:.2%} of the rows of a batch have one log-prob of the engine for all of their tokens, where the "

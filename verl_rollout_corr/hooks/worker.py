@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from verl_rollout_corr.hooks import wire
 from verl_rollout_corr.hooks.applied import Applied
 from verl_rollout_corr.hooks.configured import config_of_actor
 from verl_rollout_corr.hooks.denominators import count_kept, set_counts, with_horizon
+from verl_rollout_corr.hooks.entrance import constant_rows
 from verl_rollout_corr.hooks.first_invalid import first_invalid
 from verl_rollout_corr.hooks.guard import guard, try_once
 from verl_rollout_corr.hooks.ledger import Call, calling, checked_before_step, poison
@@ -59,7 +60,7 @@ _COLUMNS = (
 @dataclass(frozen=True)
 class _Decided:
     """A micro-batch's decision: `keep` (B, T) bool, `weights` (B, T), and of bypass mode what it sends to the trainer,
-    and the `first_invalid` log-prob where one stops the run.
+    and where they stop the run, the `first_invalid` log-prob and the `constant_rows` (B,).
     """
 
     keep: Tensor
@@ -67,6 +68,7 @@ class _Decided:
     sums: Sums | None = None
     clipped: Tensor | None = None
     invalid: Tensor | None = None
+    constant: Tensor | None = None
 
 
 def _required(columns: Mapping[str, Tensor], name: str, consequence: str) -> Tensor:
@@ -117,15 +119,11 @@ def _decide_here(
     if config.loss is Loss.PPO_CLIP:  # before any token is neutralised
         low, high = clip_bounds(actor)
         beyond_clip = clipped(train_log_probs, rollout_log_probs, columns["advantages"], clip_low=low, clip_high=high)
-    return _Decided(
-        decision.keep.bool(),
-        decision.weights,
-        decision.sums,
-        beyond_clip,
-        first_invalid(columns[wire.ROW], train_log_probs, rollout_log_probs, columns["response_mask"])
-        if config.invalid is Invalid.ERROR
-        else None,
-    )
+    found = _Decided(decision.keep.bool(), decision.weights, decision.sums, beyond_clip)
+    if config.invalid is not Invalid.ERROR:
+        return found
+    compared = (train_log_probs, rollout_log_probs, columns["response_mask"])
+    return replace(found, invalid=first_invalid(columns[wire.ROW], *compared), constant=constant_rows(*compared))
 
 
 def _micro_batch(
@@ -170,6 +168,8 @@ def wrap_ppo_loss(original: LossFunction) -> LossFunction:
         call = Call.on(mask, columns[wire.ROW], columns[wire.DIGEST], digests)
         if decided.invalid is not None:
             call.invalid = decided.invalid
+        if decided.constant is not None:
+            call.look_for_constants(decided.constant, columns[wire.ROW])
         for name in ("log_probs", "entropy"):
             if model_output.get(name) is not None:
                 call.watch(model_output[name], silent)
