@@ -113,7 +113,7 @@ def started(mapping: dict[str, Any]) -> Any:
         algorithm={"rollout_correction": {"rollout_corr": json.dumps(mapping)}},
         actor_rollout_ref=SimpleNamespace(
             rollout=SimpleNamespace(response_length=12, top_p=1.0, top_k=-1, temperature=1.0, n=1),
-            actor=SimpleNamespace(ppo_epochs=1, ppo_mini_batch_size=len(rows)),
+            actor=SimpleNamespace(ppo_epochs=1, ppo_mini_batch_size=len(KEYS)),
         ),
     )
     return trainer

@@ -11,7 +11,7 @@ import torch
 
 from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import Stat
-from verl_rollout_corr.hooks import as_written, driver, ledger, share, worker
+from verl_rollout_corr.hooks import as_written, driver, ledger, share, tables, worker
 from verl_rollout_corr.hooks.policy_loss import RolloutCorrPolicyLossConfig
 from verl_rollout_corr.maths import criteria, log_ratio, metrics
 from verl_rollout_corr.maths.statistics import STATISTICS
@@ -95,9 +95,9 @@ def test_a_constant_and_a_row_of_a_table_stay_as_they_were(monkeypatch: pytest.M
 
 def test_two_processes_compare_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was changed before a process looked for the first time."""
-    mine = dict(as_written.tables())
+    mine = dict(tables.tables())
     assert {"verl_rollout_corr.maths.statistics", "verl_rollout_corr.grammar"} <= mine.keys()
-    as_written.check_tables("actor 1", mine | {"verl_rollout_corr.maths.unknown_here": "0"})
+    tables.check_tables("actor 1", mine | {"verl_rollout_corr.maths.unknown_here": "0"})
     changes: list[Callable[[pytest.MonkeyPatch], None]] = [
         lambda patch: patch.setitem(STATISTICS, Stat.K1, STATISTICS[Stat.K2]),
         lambda patch: patch.setitem(STATISTICS, Stat.K1, lambda tokens: tokens.log_ratio),
@@ -106,14 +106,14 @@ def test_two_processes_compare_their_tables(monkeypatch: pytest.MonkeyPatch) -> 
     for change in changes:
         with monkeypatch.context() as patch:
             change(patch)
-            other = as_written.tables.__wrapped__()
+            other = tables.tables.__wrapped__()
         assert other != mine
         with pytest.raises(HookError, match=r"actor 1 has other constants or tables in verl_rollout_corr\.maths\.\w+"):
-            as_written.check_tables("actor 1", other)
-    assert as_written.tables.__wrapped__() == mine
+            tables.check_tables("actor 1", other)
+    assert tables.tables.__wrapped__() == mine
 
 
 def test_what_is_said_of_a_table_does_not_depend_on_the_process() -> None:
     """Not on the order of a set, nor on an address."""
-    assert as_written._said({"a": {"x", "y"}, "b": (1, None)}) == "{'a':{'x','y'},'b':[1,None]}"
-    assert as_written._said([object(), torch.ones(1)]) == "[object,Tensor]"
+    assert tables._said({"a": {"x", "y"}, "b": (1, None)}) == "{'a':{'x','y'},'b':[1,None]}"
+    assert tables._said([object(), torch.ones(1)]) == "[object,Tensor]"

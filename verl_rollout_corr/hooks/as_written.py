@@ -9,13 +9,10 @@ a name stands for that one module imports from another.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import dis
 import functools
-import hashlib
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from enum import Enum
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple, cast
 
@@ -23,12 +20,10 @@ from verl_rollout_corr.errors import HookError
 
 _PACKAGE = "verl_rollout_corr"
 _DECIDES = tuple(f"{_PACKAGE}.{folder}." for folder in ("grammar", "maths", "kernels", "hooks"))
-_DEFINITION = (f"{_PACKAGE}.grammar", f"{_PACKAGE}.maths.")
 _ALSO = (f"{_PACKAGE}.grammar", f"{_PACKAGE}.configuration.parser", f"{_PACKAGE}.configuration.node")
 _ONLY_AT_THE_START = (f"{_PACKAGE}.hooks.plugin", f"{_PACKAGE}.hooks.compat", f"{_PACKAGE}.hooks.asked")
 """Modules that have done their work when the first update comes: a profiler may put a clock into them."""
 
-_REMEDY = "Remove the change and start again. The run stops before it trains on this update"
 _CONTEXT_MANAGER = contextlib.contextmanager(lambda: iter(())).__code__  # type: ignore[attr-defined]
 _IS_FUNCTION = 0x2  # CO_NEWLOCALS: set for a function's code and not for a class's
 
@@ -115,7 +110,7 @@ def _definitions(where: str, owner: Mapping[str, Any], bodies: list[CodeType], w
 
 def _constants(module: ModuleType, imported: Collection[str]) -> Iterator[_Bound]:
     """The constants of a module and the rows of its tables, as they are: a file does not tell what they should be, so
-    processes compare them with each other (`tables`).
+    processes compare them with each other (`tables.py`).
     """
     for name, value in vars(module).items():
         if name.isupper() and name not in imported:
@@ -202,48 +197,6 @@ def _replaced(who: str, where: str, found: Any) -> HookError:
     return HookError(
         f"rollout_corr: in {who} {where} is not what its file says{file}: something has put another function in its "
         "place (a module of VERL_USE_EXTERNAL_MODULES?), or the file was changed after this process had read it, so "
-        f"that nobody knows what would be decided. {_REMEDY}"
+        "that nobody knows what would be decided. Remove the change and start again. The run stops before it trains on "
+        "this update"
     )
-
-
-@functools.lru_cache(maxsize=1)
-def tables() -> Mapping[str, str]:
-    """By module of the definition, a digest of its constants and tables: the function of each statistic, the bound of
-    an exponent. `check` sees that they stay as they were.
-    """
-    found: dict[str, str] = {}
-    for name, module in sys.modules.copy().items():
-        if name.startswith(_DEFINITION) and _spec(module) is not None:
-            constants = {key: _said(value) for key, value in vars(module).items() if key.isupper()}
-            found[name] = hashlib.sha256(repr(sorted(constants.items())).encode()).hexdigest()[:16]
-    return found
-
-
-def check_tables(who: str, theirs: Mapping[str, str]) -> None:
-    """Raises HookError if the trainer, whose `tables` these are, has other ones than this process."""
-    mine = tables()
-    other = sorted(name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name])
-    if other:
-        raise HookError(
-            f"rollout_corr: {who} has other constants or tables in {other[0]} than the trainer, from the same files: "
-            "something has changed them in one of the two processes (a module of VERL_USE_EXTERNAL_MODULES?), so that "
-            f"they may decide differently. {_REMEDY}"
-        )
-
-
-def _said(value: Any) -> str:
-    """A text that is the same in every process."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_said(key)}:{_said(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, set | frozenset):
-        return "{" + ",".join(sorted(map(_said, value))) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_said, value)) + "]"
-    if isinstance(value, FunctionType):
-        code = value.__code__
-        return f"{value.__module__}.{value.__qualname__}:{code.co_code.hex()}{_said(code.co_names + code.co_consts)}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return f"{type(value).__qualname__}({_said(tuple(vars(value).values()))})"
-    if value is None or isinstance(value, int | float | str | bytes | Enum):
-        return repr(value)
-    return getattr(value, "__qualname__", type(value).__qualname__)

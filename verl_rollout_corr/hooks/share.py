@@ -23,6 +23,7 @@ from verl_rollout_corr.errors import HookError
 from verl_rollout_corr.grammar import RolloutCorrConfig
 from verl_rollout_corr.hooks import as_written, wire
 from verl_rollout_corr.hooks.configured import config_of_actor
+from verl_rollout_corr.hooks.tables import check_tables, tables
 
 _NOT_A_DECISION = ("presets", "dump")
 """Keys that two configurations with the same decisions may differ in."""
@@ -51,7 +52,7 @@ def sent_along(config: RolloutCorrConfig, digests: Tensor, update: int, run: Any
     told = {name: of(run.actor, run.rollout) for name, of in _TOLD.items()}
     return {
         wire.UPDATE: update,
-        wire.TABLES: json.dumps(dict(as_written.tables())),
+        wire.TABLES: json.dumps(dict(tables())),
         wire.TRAINED_WITH: json.dumps(told),
         wire.BATCH_DIGEST: int(digests.sum()),
         wire.DECIDED_WITH: json.dumps(_decides(config), sort_keys=True),
@@ -161,7 +162,7 @@ def wrap_train_mini_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, data)
         rows, digests = (_said(data.get(name, None), name) for name in (wire.ROW, wire.DIGEST))
         _check_config(config, _along(data, wire.DECIDED_WITH))
-        as_written.check_tables(ACTOR, json.loads(_along(data, wire.TABLES)))
+        check_tables(ACTOR, json.loads(_along(data, wire.TABLES)))
         _check_told(data)
         _check_new(self, update_of(data))
         epochs = tu.get(data, key="epochs", default=1)

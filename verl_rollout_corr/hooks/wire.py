@@ -47,7 +47,7 @@ TRAINED_WITH = "rollout_corr_trained_with"
 """What verl's trainer tells its actors about an update, as JSON text (`share.sent_along`)."""
 
 TABLES = "rollout_corr_tables"
-"""The trainer's constants and tables of the definition, as JSON text (`as_written.tables`)."""
+"""The trainer's constants and tables of the definition, as JSON text (`tables.py`)."""
 
 KEPT_TOKENS = "rollout_corr_kept_tokens"
 """With `denominator: kept`, the kept tokens of the mini-batch over all ranks."""
