@@ -8,7 +8,7 @@ import pytest
 
 from verl_rollout_corr.configuration.hints import HINTS, Kind
 from verl_rollout_corr.configuration.peers_keys import peers_keys
-from verl_rollout_corr.configuration.presets import shipped_nodes
+from verl_rollout_corr.configuration.preset_notes import written_nodes
 from verl_rollout_corr.errors import Problem
 
 VERLS = frozenset({"async_training.staleness_threshold", "algorithm.rollout_correction.loss_type"})
@@ -28,7 +28,7 @@ def nested(settings: dict[str, Any]) -> dict[str, Any]:
 
 def found(settings: dict[str, Any], *, preset_on: bool = False) -> list[Problem]:
     added = lambda path: path not in VERLS  # noqa: E731
-    return list(peers_keys(nested(settings), added, shipped_nodes, preset_on=preset_on))
+    return list(peers_keys(nested(settings), added, written_nodes, preset_on=preset_on))
 
 
 @pytest.mark.parametrize(

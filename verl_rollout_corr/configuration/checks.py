@@ -21,8 +21,7 @@ from verl_rollout_corr.configuration.misspelt import GROUP, Ours, named_presets,
 from verl_rollout_corr.configuration.node import Gathered, listed, mapping, nearest, shown, value_at
 from verl_rollout_corr.configuration.parser import parse
 from verl_rollout_corr.configuration.peers_keys import peers_keys
-from verl_rollout_corr.configuration.preset_notes import shipped_names
-from verl_rollout_corr.configuration.presets import shipped_nodes
+from verl_rollout_corr.configuration.preset_notes import shipped_names, written_nodes
 from verl_rollout_corr.configuration.run_check import run_problems, run_warnings
 from verl_rollout_corr.errors import ConfigError, Problem
 from verl_rollout_corr.grammar import CRITERION_NAMES
@@ -88,7 +87,7 @@ def _peers_keys(command: Command) -> Iterator[Problem]:
     """Corrections asked for by another framework's names, where nothing reads them."""
     if not command.is_off and not _program_without_policy_loss():
         yield from peers_keys(
-            command.plain, lambda key: key not in command.verls_keys, shipped_nodes, preset_on=command.is_on
+            command.plain, lambda key: key not in command.verls_keys, written_nodes, preset_on=command.is_on
         )
 
 

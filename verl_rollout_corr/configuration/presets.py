@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from verl_rollout_corr.configuration.parser import parse, to_mapping
-from verl_rollout_corr.configuration.preset_notes import preset_text, shipped_names
+from verl_rollout_corr.configuration.parser import to_mapping
+from verl_rollout_corr.configuration.preset_notes import preset_text, shipped_names, written_node
 from verl_rollout_corr.errors import ConfigError
 from verl_rollout_corr.grammar import RolloutCorrConfig
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _GROUP = "rollout_corr"
-_BASE = "/rollout_corr_base"
 _OVERRIDE = re.compile(r"(?P<sign>[+~]{0,2})(?P<key>[^=]+)(?P<value>=.*)?", re.DOTALL)
 
 
@@ -76,15 +75,8 @@ def shipped_nodes() -> dict[str, dict[str, Any]]:
     Read from its file: Hydra takes ten times as long for all of them, and has nothing to add to a preset that stands on
     the base alone. One that builds on another preset is composed by Hydra.
     """
-    from yaml import safe_load
-
-    found: dict[str, dict[str, Any]] = {}
-    for name in shipped_names():
-        written = safe_load(preset_text(name))
-        alone = [one for one in written["defaults"] if one != "_self_"] == [_BASE]
-        node = parse({**(written.get(_GROUP) or {}), "presets": [name]}) if alone else load_preset(name)
-        found[name] = to_mapping(node)
-    return found
+    nodes = {name: written_node(name, preset_text(name)) for name in shipped_names()}
+    return {name: to_mapping(load_preset(name)) if node is None else node for name, node in nodes.items()}
 
 
 @contextmanager
