@@ -6,6 +6,7 @@ statistics computed from them; so a sum over the response tokens is a plain sum 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -30,8 +31,10 @@ log-prob as 0.0."""
 CONSTANT_FROM = 8
 """In a shorter row, all tokens may have the same log-prob by chance; such a row is not counted as constant."""
 
-_TABLES = 8
-"""Sums by bin are added up in so many tables, one token after the other in the next."""
+_IN_TURN, _GROUPS = 8, 16
+"""Sums by bin are added up in so many tables, one token after the other in the next, and so for so many groups of rows
+if these can be equally large.
+"""
 
 Values = dict[Sum, Tensor]
 """For each row of the table its entries: a scalar, or one value for each member of the row's family."""
@@ -87,9 +90,10 @@ def collect(outcome: Outcome, config: RolloutCorrConfig) -> Sums:
     rows = parts.of_rows()
     lag = torch.full_like(rows.n, -1) if outcome.staleness is None else outcome.staleness.long()
     values: Values = _rejection(outcome)
-    values |= _tokens(tokens, parts, rows) | _moments(tokens, rows) | _sequences(tokens, rows) | _lags(lag, rows)
+    by_lag = _by_lag(lag, rows)
+    values |= _tokens(tokens, parts, rows) | _moments(tokens, rows) | _sequences(tokens, rows) | _lags(by_lag)
     if entries.bins:
-        values |= _bins(tokens, lag, parts, rows)
+        values |= _bins(tokens, parts, by_lag)
     if entries.criteria:
         values |= _criteria(config, outcome)
         values[s.LAG_UNKNOWN] = ((rows.n > 0) & (lag < 0)).sum()
@@ -168,19 +172,19 @@ def _zeros(log_probs: Tensor, others: Tensor) -> Tensor:
 
 def _moments(tokens: TokenLogProbs, rows: _Parts) -> Values:
     # Outside the response both probabilities are exp(0) = 1; their distance from the centre, which is 1, is 0.
-    q = tokens.rollout_probability
+    p, q = tokens.train_probability.flatten(), tokens.rollout_probability.flatten()
     centre = torch.ge(q, 0.5, out=torch.empty_like(q))
-    outside = q.numel() - rows.n.sum()
-    p, q, rare = tokens.train_probability - centre, q - centre, 1 - centre
+    outside = len(q) - rows.n.sum()
+    p, q, rare = p - centre, q - centre, 1 - centre
     return {
         s.FREQUENT: centre.sum() - outside,
-        s.RARE_P: _dot(rare, p),
-        s.RARE_Q: _dot(rare, q),
-        s.FREQUENT_P: _dot(centre, p),
-        s.FREQUENT_Q: _dot(centre, q),
-        s.SQUARE_P: _dot(p, p),
-        s.SQUARE_Q: _dot(q, q),
-        s.PRODUCT_PQ: _dot(p, q),
+        s.RARE_P: rare.dot(p),
+        s.RARE_Q: rare.dot(q),
+        s.FREQUENT_P: centre.dot(p),
+        s.FREQUENT_Q: centre.dot(q),
+        s.SQUARE_P: p.dot(p),
+        s.SQUARE_Q: q.dot(q),
+        s.PRODUCT_PQ: p.dot(q),
     }
 
 
@@ -222,57 +226,67 @@ def _constant(tokens: TokenLogProbs, log_probs: Tensor, in_row: tuple[Tensor, Te
     return equal == torch.where(value == 0, log_probs.shape[1], tokens.count)
 
 
-def _lags(lag: Tensor, rows: _Parts) -> Values:
+def _by_lag(lag: Tensor, rows: _Parts) -> _Parts:
+    """The sums of the rows of each bin of `STALENESS`. A row has one lag."""
+    places, count = _reached(lag, STALENESS.edges)[None], len(STALENESS.labels)
+    return _Parts(*(_per_place(count, places, getattr(rows, part.name)[None]) for part in fields(rows)))
+
+
+def _lags(by_lag: _Parts) -> Values:
+    fresh = STALENESS.labels.index("lag_0")
     return {
-        s.FRESH_TOKENS: _total(rows.n, lag == 0),
-        s.FRESH_FINITE: _total(rows.finite, lag == 0),
-        s.FRESH_K3: _total(rows.k3, lag == 0),
-        s.STALE_TOKENS: _total(rows.n, lag > 0),
-        s.STALE_K3: _total(rows.k3, lag > 0),
+        s.FRESH_TOKENS: by_lag.n[fresh],
+        s.FRESH_FINITE: by_lag.finite[fresh],
+        s.FRESH_K3: by_lag.k3[fresh],
+        s.STALE_TOKENS: by_lag.n[fresh + 1 :].sum(),
+        s.STALE_K3: by_lag.k3[fresh + 1 :].sum(),
     }
 
 
-def _bins(tokens: TokenLogProbs, lag: Tensor, parts: _Parts, rows: _Parts) -> Values:
-    # One pass per value fills a table of probability by position. Lags need only the row's sum: a row has one lag.
-    positions, probabilities, lags = (len(bins.labels) for bins in (POSITION, PROBABILITY, STALENESS))
+def _bins(tokens: TokenLogProbs, parts: _Parts, by_lag: _Parts) -> Values:
+    # One pass per value fills a table of probability by position.
+    positions, probabilities = len(POSITION.labels), len(PROBABILITY.labels)
     cells = positions * probabilities
     number = parts.n.cumsum(dim=1)  # 1 for the first token of the response
-    numbers = torch.arange(number.shape[1] + 1, device=lag.device)
+    numbers = torch.arange(number.shape[1] + 1, device=number.device)
     # Neighbours, which often are in one bin, get different tables in turn, because an addition to the same place would
     # wait for the one before: three times as long.
-    places = _reached(numbers - 1, POSITION.edges) + numbers.remainder(_TABLES) * cells
+    places = _reached(numbers - 1, POSITION.edges) + numbers.remainder(_IN_TURN) * cells
     places = places.expand(len(number), -1).gather(1, number)
     places.add_(_reached(tokens.rollout_probability, PROBABILITY.edges), alpha=positions)
-    places_of_rows = _reached(lag, STALENESS.edges)
+    # And so do groups of rows, which are on different threads.
+    groups = math.gcd(len(number), _GROUPS)
+    places = places.reshape(groups, -1)
     found: Values = {}
-    for row, by_token, by_row in (
-        (s.BIN_TOKENS, parts.n, rows.n),
-        (s.BIN_FINITE, parts.finite, rows.finite),
-        (s.BIN_KL, parts.log_ratio, rows.log_ratio),
-        (s.BIN_ABS, parts.abs_log_ratio, rows.abs_log_ratio),
-        (s.BIN_K3, parts.k3, rows.k3),
-        (s.BIN_PROB_DIFF, parts.tv, rows.tv),
+    for row, by_token, of_lag in (
+        (s.BIN_TOKENS, parts.n, by_lag.n),
+        (s.BIN_FINITE, parts.finite, by_lag.finite),
+        (s.BIN_KL, parts.log_ratio, by_lag.log_ratio),
+        (s.BIN_ABS, parts.abs_log_ratio, by_lag.abs_log_ratio),
+        (s.BIN_K3, parts.k3, by_lag.k3),
+        (s.BIN_PROB_DIFF, parts.tv, by_lag.tv),
     ):
         if row is s.BIN_FINITE and by_token is parts.n:
             found[row] = found[s.BIN_TOKENS]
             continue
-        table = _per_place(_TABLES * cells, places, by_token).view(_TABLES, probabilities, positions).sum(dim=0)
-        found[row] = torch.cat([table.sum(dim=1), table.sum(dim=0), _per_place(lags, places_of_rows, by_row)])
+        sums = _per_place(_IN_TURN * cells, places, by_token.reshape(groups, -1))
+        table = sums.view(_IN_TURN, probabilities, positions).sum(dim=0)
+        found[row] = torch.cat([table.sum(dim=1), table.sum(dim=0), of_lag])
     found[s.BIN_KL] = -found[s.BIN_KL]
     return found
 
 
 def _per_place(count: int, places: Tensor, values: Tensor) -> Tensor:
-    """(count,): the sum of the values at each place."""
-    sums = torch.zeros(count, dtype=values.dtype, device=values.device)
-    return sums.scatter_add_(0, places.flatten(), values.flatten())
+    """(count,): the sum of the values at each place; both are (G, N), and each of G has a table of its own."""
+    tables = torch.zeros(len(values), count, dtype=values.dtype, device=values.device)
+    return tables.scatter_add_(1, places, values).sum(dim=0)
 
 
 def _reached(values: Tensor, edges: Sequence[float]) -> Tensor:
     """How many edges each value has reached. Edges are numbers: a tensor of them would need a copy to the device."""
-    index = torch.zeros_like(values)
+    index, reached = torch.zeros_like(values), torch.empty_like(values)
     for edge in edges:
-        index += torch.ge(values, edge, out=torch.empty_like(values))  # faster than comparisons to bool
+        index += torch.ge(values, edge, out=reached)  # faster than a comparison to bool
     return index.long()
 
 

@@ -194,4 +194,4 @@ def _fits(bound: float, precision: torch.dtype) -> bool:
 def ratio(exponent: Tensor) -> Tensor:
     """exp(clip(x, -20, 20)) of an aggregated log-ratio x; exactly 0 for x = -inf. Range [0, e^20]."""
     clipped = torch.exp(exponent.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT))
-    return torch.where(exponent == -torch.inf, torch.zeros((), dtype=clipped.dtype, device=clipped.device), clipped)
+    return torch.where(torch.isneginf(exponent), 0.0, clipped)

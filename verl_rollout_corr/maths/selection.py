@@ -89,8 +89,12 @@ def _bucket_of_the_cut(
 
 
 def _bucket(values: Tensor, limit: float) -> Tensor:
-    """The leading bits of what a float64 has above the limit: of two numbers the larger one has no smaller bits."""
-    return (values - limit).clamp_(min=0.0).view(torch.int64) >> _SHIFT
+    """The leading bits of the distance from the limit: of two values above it, the larger one has no smaller bits.
+
+    Values below it, which are not counted, get a bucket too. One for all of them would take longer: an addition waits
+    for the one before if it is to the same bucket.
+    """
+    return (values - limit).abs_().view(torch.int64) >> _SHIFT
 
 
 def _first(values: Tensor, may_leave: Tensor, total: Tensor, count: Tensor, fits: Fits) -> Tensor:

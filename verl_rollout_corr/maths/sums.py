@@ -58,7 +58,7 @@ class Sums:
         """
 
         def joined(kind: Kind) -> Tensor:
-            return torch.cat([values[row].reshape(-1) for row in layout.rows(kind)]).double()
+            return torch.hstack([values[row] for row in layout.rows(kind)]).double()
 
         return cls(layout, joined(Kind.TOTAL), joined(Kind.MAXIMUM), values[LOG_RATIOS])
 
