@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from verl_rollout_corr.maths.selection import Candidates, leaving
+from verl_rollout_corr.maths.selection import Candidates, leaving, leaving_at_once, listed
 
 
 def one_by_one(values: list[float], may_leave: list[bool], limit: float) -> list[bool]:
@@ -36,10 +36,11 @@ def parts_of(values: Tensor, may_leave: Tensor, cut: int = 0) -> list[Candidates
 
 def found(values: Tensor, may_leave: Tensor, limit: float, cut: int = 0) -> list[bool]:
     """What leaves, the same if the device may not be waited for."""
-    parts = torch.cat(leaving(parts_of(values, may_leave, cut), limit, fits(limit), may_wait=True))
-    (sorted_whole,) = leaving(parts_of(values, may_leave), limit, fits(limit), may_wait=False)
-    assert torch.equal(parts, sorted_whole)
-    return parts.tolist()
+    parts = [listed(part, limit) for part in parts_of(values, may_leave, cut)]
+    leaves = torch.cat(leaving(parts, limit, fits(limit)))
+    (whole,) = parts_of(values, may_leave)
+    assert torch.equal(leaves, leaving_at_once(whole, limit, fits(limit)))
+    return leaves.tolist()
 
 
 def fits(limit: float):

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.grammar import Agg, Criterion, Scope, Stat, When
+from verl_rollout_corr.maths import selection
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, not_above, not_below, ratio
 from verl_rollout_corr.maths.scopes import SeqUnits, Units, aggregate, units_of
-from verl_rollout_corr.maths.selection import Candidates, leaving
+from verl_rollout_corr.maths.selection import Candidates, Listed
 from verl_rollout_corr.maths.statistics import statistic
 
 
@@ -95,8 +96,7 @@ def _judge_batch(
     units = units_of(criterion.scope, tokens.mask)
     value = aggregate(statistic(criterion.stat, tokens), units, None)
     if leaves is None:
-        one = [candidates(criterion, tokens, advantages)]
-        (leaves,) = leave(criterion, one, tokens.precision, may_wait=tokens.may_wait)
+        leaves = leave_at_once(criterion, tokens, advantages)
     return Verdict(units, ~leaves, _shown(criterion, value))
 
 
@@ -128,7 +128,7 @@ def _may_reject(when: When, tokens: TokenLogProbs, units: Units, advantages: Ten
 
 
 def candidates(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None) -> Candidates:
-    """What `leave` needs of a part of the batch, (B, T).
+    """What a criterion of the batch judges, (B, T).
 
     A token does not count in the mean outside the response and, for k1, where it has probability 0 and so no log-ratio.
     """
@@ -141,17 +141,32 @@ def candidates(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor |
     return Candidates(values, counts, counts & _may_reject(criterion.when, tokens, units, advantages))
 
 
-def leave(criterion: Criterion, parts: Sequence[Candidates], precision: torch.dtype, *, may_wait: bool) -> list[Tensor]:
+def listed(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None) -> Listed:
+    """What `leave` needs of a part of the batch. Waits for the device."""
+    return selection.listed(candidates(criterion, tokens, advantages), _upper(criterion))
+
+
+def leave(criterion: Criterion, parts: Sequence[Listed], precision: torch.dtype) -> list[Tensor]:
     """For each part (B, T) bool: the tokens that leave, largest statistic first, until the rest meets the bound.
 
     The masking form of M2PO (arXiv 2510.01161) for k2 at tau / 2. `parts` are all of the batch in their order; equal
     values leave in the order of row, then position. Tokens that `when` protects stay and count in the mean. Nothing
     stays if no token meets the bound.
     """
+    return selection.leaving(parts, _upper(criterion), _fits(criterion, precision))
+
+
+def leave_at_once(criterion: Criterion, tokens: TokenLogProbs, advantages: Tensor | None) -> Tensor:
+    """The same of all of the batch, without waiting for the device."""
+    whole, fits = candidates(criterion, tokens, advantages), _fits(criterion, tokens.precision)
+    return selection.leaving_at_once(whole, _upper(criterion), fits)
+
+
+def _upper(criterion: Criterion) -> float:
     _, upper = _limits(criterion)
     assert upper is not None  # a criterion of the batch has no other bound
+    return upper
 
-    def fits(total: Tensor, count: Tensor) -> Tensor:
-        return not_above(total / count.clamp(min=1), upper, precision)
 
-    return leaving(parts, upper, fits, may_wait=may_wait)
+def _fits(criterion: Criterion, precision: torch.dtype) -> selection.Fits:
+    return lambda total, count: not_above(total / count.clamp(min=1), _upper(criterion), precision)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.grammar import Criterion, RolloutCorrConfig, Scope
-from verl_rollout_corr.maths.criteria import Verdict, candidates, judge, leave
+from verl_rollout_corr.maths.criteria import Verdict, judge, leave, leave_at_once, listed
 from verl_rollout_corr.maths.inputs import Batch, invalid_rows
 from verl_rollout_corr.maths.log_ratio import TokenLogProbs, token_log_probs
-from verl_rollout_corr.maths.selection import Candidates
+from verl_rollout_corr.maths.selection import Listed
 from verl_rollout_corr.maths.weights import kept_total, weigh
 
 PART_TOKENS = 1 << 18
@@ -201,15 +201,17 @@ def _keep(part: Part, rows: Rows, config: RolloutCorrConfig, whole: Whole) -> Te
 
 def _leaves(parts: Iterable[Part], criterion: Criterion) -> Leaves:
     """What a criterion of the batch scope rejects."""
-    found: list[Candidates] = []
+    found: list[Listed] = []
     firsts: list[int | None] = []
-    precision, may_wait = torch.float64, True
+    precision = torch.float64
     for part in parts:
         rows = part.read()
-        found.append(candidates(criterion, rows.tokens, rows.advantages))
+        if not part.may_wait:
+            return {part.rows.start: leave_at_once(criterion, rows.tokens, rows.advantages)}
+        found.append(listed(criterion, rows.tokens, rows.advantages))
         firsts.append(part.rows.start)
-        precision, may_wait = rows.tokens.precision, part.may_wait
-    return dict(zip(firsts, leave(criterion, found, precision, may_wait=may_wait), strict=True))
+        precision = rows.tokens.precision
+    return dict(zip(firsts, leave(criterion, found, precision), strict=True))
 
 
 def _groups_stay(kept_rows: Tensor, group_ids: Tensor, least: int) -> Tensor:
