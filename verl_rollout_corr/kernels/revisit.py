@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from verl_rollout_corr.kernels import memory as m
+from verl_rollout_corr.kernels.answers import next_run, row_address, settings_of
 from verl_rollout_corr.kernels.judging import may_leave
 from verl_rollout_corr.kernels.machine import (
     add,
@@ -18,7 +19,6 @@ from verl_rollout_corr.kernels.machine import (
     put_float32,
     put_int,
 )
-from verl_rollout_corr.kernels.rows import next_run, row_address, settings_of
 from verl_rollout_corr.kernels.stages import stage
 from verl_rollout_corr.kernels.weighing import add_weight
 

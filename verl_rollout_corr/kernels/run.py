@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from verl_rollout_corr.grammar import Invalid, Metrics
+from verl_rollout_corr.kernels import answers, revisit, rows, tensors, tokens
 from verl_rollout_corr.kernels import memory as m
-from verl_rollout_corr.kernels import revisit, rows, tensors, tokens
 from verl_rollout_corr.kernels.allocation import aligned
 from verl_rollout_corr.kernels.bins import sum_positions
 from verl_rollout_corr.kernels.probabilities import PROBABILITIES
@@ -89,17 +89,17 @@ class Run:
 
         Returns the scratch of each thread.
         """
-        cuts = self.bounds if bounds is None else bounds
+        cuts = (self.bounds if bounds is None else bounds).tolist()
         base, shared, row_bytes = _address(cells), _address(job), cells.strides[0]
         threads: list[np.ndarray] = []
 
-        def scratch() -> np.ndarray:
-            threads.append(_scratch(self.settings if settings is None else settings, self.program.sum_words))
-            return threads[-1]
+        def scratch() -> int:
+            work = _scratch(self.settings if settings is None else settings, self.program.sum_words)
+            threads.append(work)
+            return _address(work)
 
-        def take(number: int, work: np.ndarray) -> None:
-            rows = int(cuts[number]), int(cuts[number + 1])
-            kernel(_address(work), base + number * row_bytes, shared, *rows)
+        def take(number: int, work: int) -> None:
+            kernel(work, base + number * row_bytes, shared, cuts[number], cuts[number + 1])
 
         in_turn(len(cuts) - 1, take, scratch)
         return threads
@@ -157,7 +157,7 @@ def _lasting(
     job[m.J_REJECT_INVALID] = program.config.invalid is Invalid.REJECT
     job[m.J_SUM_WORDS], job[m.J_SAVED] = program.sum_words, m.WORK_WORDS + m.WORDS * len(program.table)
     job[m.J_WALK], job[m.J_FLUSH], job[m.J_END_ROW] = (f.address for f in (rows.walk_row, rows.flush, rows.end_row))
-    job[m.J_END_TURN] = rows.end_turn.address if program.turns else 0
+    job[m.J_END_TURN] = answers.end_turn.address if program.turns else 0
     job[m.J_REJECT_ROW] = rows.reject_row.address if job[m.J_REJECT_INVALID] else 0
     return job
 
