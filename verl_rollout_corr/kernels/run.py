@@ -3,6 +3,7 @@
 # pyright: basic
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -87,7 +88,7 @@ class Run:
     ) -> list[np.ndarray]:
         """Threads take chunks in turn. Each chunk has its row of `cells`: results do not depend on who took it.
 
-        Returns the scratch of each thread.
+        Returns the scratch of each thread, which the next call in that thread uses again.
         """
         cuts = (self.bounds if bounds is None else bounds).tolist()
         base, shared, row_bytes = _address(cells), _address(job), cells.strides[0]
@@ -163,12 +164,20 @@ def _lasting(
 
 
 def _scratch(settings: np.ndarray, saved: int) -> np.ndarray:
-    """The scratch of one thread; `saved`: words for the sums before a row that may turn out invalid."""
-    work = aligned(8 * (m.WORK_WORDS + settings.size + saved)).view(np.float64)
+    """The scratch of this thread, the same in every call; `saved`: words for the sums before a row that may turn out
+    invalid.
+    """
+    size = m.WORK_WORDS + settings.size + saved
+    work = getattr(_own, "work", None)
+    if work is None or len(work) < size:
+        work = _own.work = aligned(8 * size).view(np.float64)
+        work.view(np.int64)[m.ONES : m.ONES + m.BLOCK] = 1
     work.view(np.int64)[m.KEEP : m.KEEP + m.BLOCK] = 1
-    work.view(np.int64)[m.ONES : m.ONES + m.BLOCK] = 1
     work[m.WORK_WORDS : m.WORK_WORDS + settings.size] = settings.ravel()
     return work
+
+
+_own = threading.local()
 
 
 def _describe(job: list[int], at: int, tensor: Tensor) -> None:
