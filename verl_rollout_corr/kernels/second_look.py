@@ -65,7 +65,8 @@ class SecondLook:
         job = {m.J_RATIOS: (tokens.log_ratios if alone else tokens.ratios).address}
         job[m.J_PROBABILITIES] = nothing if alone or of_ratio else probabilities.probabilities.address
         job |= {m.J_CHECK: nothing} if alone else {}
-        job |= {m.J_KEEP_STORE: revisit.nothing.address, m.J_END_ROW: revisit.nothing.address} | words
+        # Without bytes, keep is neither cleared where the mask is 0 nor asked for.
+        job |= {m.J_KEEP_STORE: nothing, m.J_END_ROW: nothing, m.J_KEEP_BYTES: 0} | words
         behind = run.program.sum_words  # where the stages before write what nobody asks for
         width = cells if isinstance(cells, int) else cells.shape[1]
         whole = np.zeros((len(self.bounds) - 1, behind + width), dtype=np.int64)
@@ -116,7 +117,9 @@ class SecondLook:
         before = np.cumsum(ties) - ties
         cells = np.zeros((chunks, 3), dtype=np.int64)
         cells[:, 0] = np.clip(leaving_ties - before, 0, ties)
-        words = {m.J_KEEP_STORE: tensors.DROP[run.keep.dtype.itemsize].address, m.J_END_ROW: revisit.end_cut.address}
+        width = run.keep.dtype.itemsize
+        words = {m.J_KEEP_STORE: tensors.DROP[width].address, m.J_KEEP_BYTES: width}
+        words[m.J_END_ROW] = revisit.end_cut.address
         cells = self._again(index, revisit.mark_cut, cells, words, S_UPPER=float(cut))
         run.sums[0, out + m.TOKENS] += cells[:, 1].sum()
         run.sums[0, out + m.FAILED_SEQS] += cells[:, 2].sum()
