@@ -201,8 +201,8 @@ def as_config(config: Config) -> RolloutCorrConfig:
                 "config is {'rollout_corr': ...}: pass what stands under the key, as in config['rollout_corr']"
             )
         return parse(mapping)
-    if isinstance(found, list | tuple) and found:
-        return _preset(tuple(cast("Sequence[Any]", found)))
+    if isinstance(found, Sequence) and found and all(isinstance(name, str) for name in cast("Sequence[Any]", found)):
+        return _preset(tuple(cast("Sequence[str]", found)))
     raise ConfigError(
         f"config is {found!r:.60}: pass a preset's name ('k3_rs'), a list of names (['token_is', 'k3_rs']), a mapping "
         "such as {'reject': {'seq_mean_k3': {'upper': 0.01}}}, or {} to measure without correcting"

@@ -16,7 +16,9 @@ TRAIN, ROLLOUT = torch.tensor([[-1.0, -3.0], [-1.0, -1.0]]), torch.full((2, 2), 
 MASK = torch.ones(2, 2, dtype=torch.int64)
 
 
-@pytest.mark.parametrize("name", ["k3_rs", ["k3_rs"], ("token_is", "k3_rs"), "[token_is, k3_rs]"])
+@pytest.mark.parametrize(
+    "name", ["k3_rs", ["k3_rs"], ("token_is", "k3_rs"), "[token_is, k3_rs]", OmegaConf.create(["token_is", "k3_rs"])]
+)
 def test_presets_by_name(name: Any) -> None:
     """As `load_preset` composes them."""
     found = correct(TRAIN, ROLLOUT, MASK, name)
@@ -53,7 +55,10 @@ def test_a_parsed_configuration_is_taken_as_it_is() -> None:
         ({"rollout_corr": {"reject": {}}}, r"pass what stands under the key, as in config\['rollout_corr'\]"),
         ("k3rs", r"'k3rs' is not a preset\. Did you mean k3_rs\?"),
         (["token_is", "k3rs"], r"'k3rs' is not a preset"),
-        ([3], r"\[?3\]? names no preset"),
+        ([3], r"config is \[3\]: pass a preset's name"),
+        (["k3_rs", {"weights": {"level": "token"}}], r"config is \['k3_rs', \{.*: pass a preset's name"),
+        ("+rollout_corr=k3_rs", r"is how a command line names a preset\. Write 'k3_rs' alone"),
+        ("rollout_corr/k3_rs", r"is how a command line names a preset\. Write 'k3_rs' alone"),
         ({"rejct": {}}, r"rollout_corr\.rejct .*Did you mean reject\?"),
     ],
 )

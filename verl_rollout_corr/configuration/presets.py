@@ -107,6 +107,10 @@ def _hydra(overrides: Sequence[str] = ()) -> Generator[Callable[..., DictConfig]
 
 def _names(name_or_names: object) -> list[str]:
     if isinstance(name_or_names, str):
+        written = re.fullmatch(r"\+*rollout_corr[=/](.+)", name_or_names.strip())
+        if written is not None:
+            name = written[1]
+            raise ConfigError(f"{name_or_names!r} is how a command line names a preset. Write {name!r} alone.")
         given: list[object] = [*name_or_names.strip().strip("[]").split(",")]
     else:
         given = list(cast("Sequence[object]", name_or_names)) if isinstance(name_or_names, Sequence) else []
