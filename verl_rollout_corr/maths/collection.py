@@ -175,13 +175,15 @@ def _moments(tokens: TokenLogProbs, rows: _Parts) -> Values:
     p, q = tokens.train_probability.flatten(), tokens.rollout_probability.flatten()
     centre = torch.ge(q, 0.5, out=torch.empty_like(q))
     outside = len(q) - rows.n.sum()
-    p, q, rare = p - centre, q - centre, 1 - centre
+    p, q = p - centre, q - centre
+    frequent, frequent_p, frequent_q = centre.sum() - outside, centre.dot(p), centre.dot(q)
+    rare = centre.sub_(1).neg_()
     return {
-        s.FREQUENT: centre.sum() - outside,
+        s.FREQUENT: frequent,
         s.RARE_P: rare.dot(p),
         s.RARE_Q: rare.dot(q),
-        s.FREQUENT_P: centre.dot(p),
-        s.FREQUENT_Q: centre.dot(q),
+        s.FREQUENT_P: frequent_p,
+        s.FREQUENT_Q: frequent_q,
         s.SQUARE_P: p.dot(p),
         s.SQUARE_Q: q.dot(q),
         s.PRODUCT_PQ: p.dot(q),
@@ -252,8 +254,8 @@ def _bins(tokens: TokenLogProbs, parts: _Parts, by_lag: _Parts) -> Values:
     # Neighbours, which often are in one bin, get different tables in turn, because an addition to the same place would
     # wait for the one before: three times as long.
     places = _reached(numbers - 1, POSITION.edges) + numbers.remainder(_IN_TURN) * cells
-    places = places.expand(len(number), -1).gather(1, number)
-    places.add_(_reached(tokens.rollout_probability, PROBABILITY.edges), alpha=positions)
+    places = places.double().expand(len(number), -1).gather(1, number)
+    places = _add_reached(places, tokens.rollout_probability, PROBABILITY.edges, each=positions).long()
     # And so do groups of rows, which are on different threads.
     groups = math.gcd(len(number), _GROUPS)
     places = places.reshape(groups, -1)
@@ -283,11 +285,19 @@ def _per_place(count: int, places: Tensor, values: Tensor) -> Tensor:
 
 
 def _reached(values: Tensor, edges: Sequence[float]) -> Tensor:
-    """How many edges each value has reached. Edges are numbers: a tensor of them would need a copy to the device."""
-    index, reached = torch.zeros_like(values), torch.empty_like(values)
+    """How many edges each value has reached."""
+    return _add_reached(torch.zeros_like(values), values, edges).long()
+
+
+def _add_reached(index: Tensor, values: Tensor, edges: Sequence[float], *, each: int = 1) -> Tensor:
+    """Adds to the index for each edge that the value has reached; both have one type, which is faster than bool.
+
+    Edges are numbers, because a tensor of them would need a copy to the device.
+    """
+    reached = torch.empty_like(values)
     for edge in edges:
-        index += torch.ge(values, edge, out=reached)  # faster than a comparison to bool
-    return index.long()
+        index.add_(torch.ge(values, edge, out=reached), alpha=each)
+    return index
 
 
 def _criteria(config: RolloutCorrConfig, outcome: Outcome) -> Values:

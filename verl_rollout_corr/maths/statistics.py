@@ -45,7 +45,7 @@ def absolute(tokens: TokenLogProbs) -> Tensor:
 
 def tv(tokens: TokenLogProbs) -> Tensor:
     """|pi_train(a_t) - mu(a_t)| (Bin-TV of DPPO, arXiv 2602.04879); range [0, 1]."""
-    return (tokens.train_probability - tokens.rollout_probability).abs()
+    return (tokens.train_probability - tokens.rollout_probability).abs_()
 
 
 def bkl(tokens: TokenLogProbs) -> Tensor:
