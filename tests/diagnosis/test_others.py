@@ -46,6 +46,16 @@ def told(name: str, seed: int = SEED):
         ("top-k 1, greedy", "greedy decoding (temperature 0, or top_k=1) looks the same"),
         ("one decimal", "no more than one decimal"),
         ("logits capped in the engine", "noise without a pattern"),
+        ("a BOS on one side alone", "fades from"),
+        ("padding that attention sees", "rows the typical |l| fades from"),
+        ("NaN from position 36 on", "all of them from position 36 on"),
+        ("0.0 at the last token", "nearly all of them are the last token of a response"),
+        ("base 10 in 30 % of the rows", "rows the engine's numbers are logarithms to base 10"),
+        ("probabilities in 30 % of the rows", "rows the engine's numbers are probabilities"),
+        ("logits", "may be logits before the softmax"),
+        ("the entropy in place of the log-prob", "or the entropy"),
+        ("unshared: three tokens off by 6", "the 3 tokens that differ most"),
+        ("temperature .7 from step 4 of 6 on", "of the rows; in the others both sides have one temperature"),
     ],
 )
 def test_the_answer_and_its_evidence(name: str, words: str) -> None:
@@ -62,6 +72,12 @@ def test_the_answer_and_its_evidence(name: str, words: str) -> None:
 )  # fmt: skip
 def test_no_alarm(name: str) -> None:
     assert not alarms(told(name))
+
+
+@pytest.mark.parametrize(("name", "tau"), [("unshared: temperature .7", 0.7), ("unshared: temperature 1.1", 1.1)])
+def test_rows_of_one_uid_that_share_no_context(name: str, tau: float) -> None:
+    """Held for shared contexts, the first tokens of such rows gave .954 for .9, with an error of .008."""
+    assert alarms(told(name))["temperature"].values["temperature"] == pytest.approx(tau, abs=0.01)
 
 
 def test_a_temperature_without_groups_says_how_rough_it_is() -> None:

@@ -63,7 +63,8 @@ CAUSES: dict[str, Cause] = {
             "not_loaded",
             "the engine runs other weights",
             "The two sides describe unrelated models: check that the weights are loaded and synchronised before the "
-            "first rollout (load_format: dummy is never overwritten where the synchronisation fails).",
+            "first rollout (load_format: dummy is never overwritten where the synchronisation fails). If they are, "
+            "compare the ids that each side sees: another tokenizer or another prompt looks the same.",
         ),
         Cause(
             "stale",
@@ -119,6 +120,12 @@ CAUSES: dict[str, Cause] = {
             "the first or last token of each response or turn",
             "Print the ids around this place on both sides. Often one side has a token more or less before it (BOS, "
             "the end of the chat template, padding), or scores a token that the framework appended.",
+        ),
+        Cause(
+            "prompt",
+            "another prompt before the response on the two sides",
+            "Print the prompt's ids of one row on both sides. Usual differences: the chat template applied twice, a "
+            "BOS or a system prompt on one side alone, a prompt cut at another length, padding that attention sees.",
         ),
         Cause(
             "outliers",

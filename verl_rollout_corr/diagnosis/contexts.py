@@ -33,13 +33,20 @@ def other_token(view: View) -> Explained:
         total = np.bincount(inverse, np.exp(values[once].clip(max=0.0)))[several]
         theirs = np.bincount(inverse, np.exp(other[once].clip(max=0.0)))[several]
         above = float((total > _TOO_MUCH).mean())
-        same = _spread(values[once], inverse, counts) < 0.01
-        if above > 0.2 and same and (theirs > _TOO_MUCH).mean() < 0.25 * above:
+        spread = _spread(values[once], inverse, counts)
+        if above > 0.2 and spread < 0.01 and (theirs > _TOO_MUCH).mean() < 0.25 * above:
             evidence = (
                 f"in {above:.0%} of {int(several.sum())} contexts the {side}'s probabilities of the different tokens "
                 "that were sampled add up to more than 1, since each has the same log-prob",
             )
             return Explained(finding("other_token", 1.0, 0.97, evidence, {"fraction": above}), ~nothing)
+        if spread < 1e-3 < 0.2 < _spread(other[once], inverse, counts):
+            evidence = (
+                f"in {int(several.sum())} contexts the different tokens that were sampled have the same number of the "
+                f"{side}, and the other side's differ: it is a number of the context, such as another token's "
+                "log-prob or the entropy",
+            )
+            return Explained(finding("other_token", 1.0, 0.97, evidence, {"fraction": 1.0}), ~nothing)
     said = f"{said}; their probabilities add up to at most 1 on both sides"
     return Explained(None, nothing, (not_found("other_token", said),))
 

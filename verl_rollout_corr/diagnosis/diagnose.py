@@ -17,6 +17,7 @@ from verl_rollout_corr.diagnosis.misplaced import misplaced
 from verl_rollout_corr.diagnosis.missing import missing, padding_in_mask
 from verl_rollout_corr.diagnosis.other_model import unrelated
 from verl_rollout_corr.diagnosis.precision import by_format, by_precision
+from verl_rollout_corr.diagnosis.prompts import other_prompt
 from verl_rollout_corr.diagnosis.realigned import partly_moved
 from verl_rollout_corr.diagnosis.records import Checked, Diagnosis, Finding, Size
 from verl_rollout_corr.diagnosis.sample import CAPACITY, Sample
@@ -27,6 +28,8 @@ from verl_rollout_corr.dumps.reader import Dump, open_dump
 
 _OF_OTHERS = ("shift", "permuted", "not_loaded")
 """Faults of rows that have log-probs which are not theirs."""
+_OF_ITS_OWN = ALARMS - {"stale", "position", "token", "boundary", "outliers", "stored_precision"}
+"""Causes that explain why later steps differ more. The others are what a drift may look like."""
 _ENOUGH = 200
 """Tokens from which on more than outright faults can be told."""
 
@@ -80,8 +83,8 @@ def causes_of(
     against.extend(excluded)
     if steps is not None:
         drift = places.by_step(*steps)
-        # Another model from some step on is not a drift.
-        if not any(one.cause == "not_loaded" for one in found):
+        # A cause of its own that begins at some step (another model, a temperature, zeros) is not a drift.
+        if not any(one.cause in _OF_ITS_OWN and one.share > 0.2 for one in found):
             _sort([drift], found, against)
         if isinstance(drift, Finding):
             # Under a drift, rows of later steps differ from those of earlier ones. That is not a second cause.
@@ -122,7 +125,7 @@ def _faults(everything: View) -> tuple[list[Finding], list[Checked], View]:
     view = everything.where(left)
     view = take([*missing(view), padding_in_mask(view)], view)
     view = view.where(view.usable)
-    for detector in (other_token, partly_moved):
+    for detector in (other_token, partly_moved, other_prompt):
         view = take([detector(view)], view)
     return found, against, take([unrelated(view, len(everything))], view)
 
@@ -145,7 +148,7 @@ def _fine(view: View, *, whole: bool) -> tuple[list[Finding], list[Checked]]:
         places.by_lag(view, even, only_known=bool(named) or not whole),
         *growth,
     ]
-    one_id = places.by_token(view, noise)
+    one_id = places.by_token(view, noise, beside=bool(named))
     if whole and not named and not any(isinstance(one, Finding) for one in verdicts):
         edge = places.by_boundary(view, noise)
         # Responses may begin or end with one id. The cause is the id unless the edge accounts for more.

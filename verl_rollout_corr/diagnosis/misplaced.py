@@ -29,13 +29,18 @@ def misplaced(view: View) -> list[Explained]:
     off = own < _UNLIKE
     shifted = (best > _ALIKE) & (best > own + _BETTER)
     rows = max(int(np.isfinite(own).sum()), 1)
-    swapped = _swapped(view, train, rollout, own, (own < _LIKE) & ~shifted)
+    closest = _closest(view, train, rollout, (own < _LIKE) & ~shifted)
+    swapped = (closest > _ALIKE) & (closest > own + _BETTER)
     least = max(2, 0.01 * rows)
     # Of unrelated rows some resemble another by chance.
     is_shifted = shifted.sum() >= least
     is_swapped = swapped.sum() >= max(least, 0.5 * (off & ~shifted).sum())
     # If one of the two is found, rows that fit neither, or are too short to tell, are not evidence of another cause.
     unclear = (off | ~np.isfinite(own)) & ~shifted & ~swapped
+    # A row that got the log-probs of a similar one, or of a shorter one, still resembles itself.
+    doubtful = (own < _LIKE) & ~swapped
+    if is_swapped and doubtful.sum() < 0.3 * (own >= _LIKE).sum():
+        unclear |= doubtful & ~shifted if is_shifted else doubtful
     if shifted.sum() > 0.8 * rows:
         unclear, is_swapped = ~shifted, False
     return [
@@ -126,18 +131,17 @@ def _moved(values: np.ndarray, shift: int) -> np.ndarray:
     return result
 
 
-def _swapped(view: View, train: np.ndarray, rollout: np.ndarray, own: np.ndarray, off: np.ndarray) -> np.ndarray:
-    """(rows,) bool: rows of `off` whose engine log-probs correlate more with another row of the step than with their
-    own tokens. A row that begins like its neighbour also correlates with its own tokens, in part.
+def _closest(view: View, train: np.ndarray, rollout: np.ndarray, off: np.ndarray) -> np.ndarray:
+    """(rows,) how well the engine's log-probs of each row of `off` fit another row of its step; -1 elsewhere. A
+    row that begins like its neighbour also correlates with its own tokens, in part.
     """
-    result = np.zeros(len(off), bool)
+    result = np.full(len(off), -1.0)
     steps = view.sample.batch.step
     for step in np.unique(steps[off]):
         rows, candidates = np.flatnonzero(off & (steps == step))[:_MOST_ROWS], np.flatnonzero(steps == step)
         found = _between(rollout[rows][:, :_MOST_WIDTH], train[candidates[: 4 * _MOST_ROWS]][:, :_MOST_WIDTH])
         found[rows[:, None] == candidates[None, : 4 * _MOST_ROWS]] = np.nan
-        closest = np.nan_to_num(found, nan=-1.0).max(axis=1, initial=-1.0)
-        result[rows] = (closest > _ALIKE) & (closest > own[rows] + _BETTER)
+        result[rows] = np.nan_to_num(found, nan=-1.0).max(axis=1, initial=-1.0)
     return result
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from verl_rollout_corr.diagnosis.explained import FAR, LEAST, Explained, finding, share_of
@@ -39,9 +41,21 @@ def _possible(values: np.ndarray, side: str) -> np.ndarray:
 def _stand_ins(view: View, bad: np.ndarray, values: np.ndarray, side: str) -> Explained:
     kinds, counts = np.unique(values[bad], return_counts=True)
     most = kinds[np.argmax(counts)]
-    evidence = (f"{bad.sum()} of {len(view)} tokens ({bad.mean():.2%}) have {most:g} as the {side}'s log-prob, "
-                f"in {len(np.unique(view.row[bad]))} rows",)  # fmt: skip
-    return Explained(finding("sentinel", share_of(view, bad), 1.0, evidence, {"fraction": float(bad.mean())}), bad)
+    said = (
+        f"{bad.sum()} of {len(view)} tokens ({bad.mean():.2%}) have {most:g} as the {side}'s log-prob, "
+        f"in {len(np.unique(view.row[bad]))} rows"
+    )
+    if len(kinds) > max(10, 0.2 * bad.sum()):
+        more = f"they range from {kinds[0]:.3g} to {kinds[-1]:.3g}: no log-prob is above 0, nor that far below"
+        said = f"{bad.sum()} of {len(view)} tokens ({bad.mean():.2%}) have impossible log-probs of the {side}"
+        return Explained(
+            finding("sentinel", share_of(view, bad), 0.8, (said, more), {"fraction": float(bad.mean())}), bad
+        )
+    place = _place(view, bad) if bad.sum() >= LEAST else None
+    cause = "sentinel" if place is None or place.cause == "constant" else place.cause
+    where, more = ((), {}) if place is None else ((place.said,), place.values)
+    values_of = {"fraction": float(bad.mean())} | more
+    return Explained(finding(cause, share_of(view, bad), 1.0, (said, *where), values_of), bad)
 
 
 def _repeated(values: np.ndarray, other: np.ndarray, left: np.ndarray) -> float | None:
@@ -81,37 +95,52 @@ def _of_a_loop(view: View, tokens: np.ndarray) -> bool:
 
 def _constant(view: View, tokens: np.ndarray, left: np.ndarray, value: float, side: str) -> Explained:
     count, share = int(tokens.sum()), share_of(view, tokens)
+    rows = len(np.unique(view.row[tokens]))
     said = f"{count} of {len(view)} tokens ({tokens.mean():.2%}) have {value:g} as the {side}'s log-prob"
-    rows = view.row[tokens]
-    per_row, total = np.bincount(rows, minlength=view.row.max() + 1), np.bincount(view.row)
-    whole = (per_row == total) & (total >= 8)
     values = {"fraction": float(tokens.mean()), "value": value}
+    found = _place(view, tokens)
+    tail = found is not None and found.cause == "truncated_tail"
+    if not tail and value == 0 and tokens.mean() > 0.5 and len(tokens) > 50:
+        greedy = "greedy decoding (temperature 0, or top_k=1) looks the same: each token has probability 1 then"
+        return Explained(finding("zeros", share, 0.7, (said, f"in {rows} rows", greedy), values), tokens)
+    if found is None:
+        found = _Place("zeros" if value == 0 else "constant", f"scattered over {rows} rows")
+    return Explained(finding(found.cause, share, 1.0, (said, found.said), values | found.values), tokens)
 
-    def explained(cause: str, *more: str, sure: float = 1.0, **numbers: float) -> Explained:
-        return Explained(finding(cause, share, sure, (said, *more), values | numbers), tokens)
 
+@dataclass(frozen=True)
+class _Place:
+    """Where tokens without log-probs are: the cause that this tells, and the evidence."""
+
+    cause: str
+    said: str
+    values: dict[str, float] = field(default_factory=dict)
+
+
+def _place(view: View, tokens: np.ndarray) -> _Place | None:
+    """The pattern of `tokens` (N,) bool: a tail, whole rows, a few ids, an edge or blocks. None if scattered."""
+    per_row, total = np.bincount(view.row[tokens], minlength=view.row.max() + 1), np.bincount(view.row)
     tail = _tail_start(view, tokens)
     if tail is not None:
-        return explained(
-            "truncated_tail", f"all of them from position {tail} on, to the end of their rows", position=tail
+        return _Place(
+            "truncated_tail", f"all of them from position {tail} on, to the end of their rows", {"position": tail}
         )
-    if value == 0 and tokens.mean() > 0.5 and len(tokens) > 50:
-        greedy = "greedy decoding (temperature 0, or top_k=1) looks the same: each token has probability 1 then"
-        return explained("zeros", f"in {len(np.unique(rows))} rows", greedy, sure=0.7)
-    if per_row[whole].sum() > 0.8 * count:
-        return explained("constant", f"{int(whole.sum())} whole rows of {len(total[total > 0])}")
+    whole = (per_row == total) & (total >= 8)
+    if per_row[whole].sum() > 0.8 * tokens.sum():
+        return _Place("constant", f"{int(whole.sum())} whole rows of {len(total[total > 0])}")
     ids = _ids_of(view, tokens)
     if ids:
         where = "always at the end of its row" if view.last[tokens].mean() > 0.8 else "within rows"
         which = f"token id {ids[0]}, {where}" if len(ids) == 1 else f"the token ids {', '.join(map(str, ids))}"
-        return explained("token", f"all of them of {which}", token=ids[0])
+        return _Place("token", f"all of them of {which}", {"token": ids[0]})
     edge = _edge(view, tokens)
     if edge is not None:
-        return explained("mask", f"nearly all of them are the {edge} token of a turn: the mask is off by one there")
+        cause, which = edge
+        return _Place(cause, f"nearly all of them are the {which}")
     runs, expected = _run_length(view, tokens), 1 / max(1 - tokens.mean(), 1e-9)
     if runs >= max(2.5 * expected, 2.5):
-        return explained("mask", f"in blocks of {runs:.1f} tokens on average, by chance they would be {expected:.1f}")
-    return explained("zeros" if value == 0 else "constant", f"scattered over {len(np.unique(rows))} rows")
+        return _Place("mask", f"in blocks of {runs:.1f} tokens on average, by chance they would be {expected:.1f}")
+    return None
 
 
 def _tail_start(view: View, tokens: np.ndarray) -> int | None:
@@ -141,13 +170,17 @@ def _ids_of(view: View, tokens: np.ndarray) -> list[int]:
     return [int(kinds[at]) for at in whole] if counts[whole].sum() >= 0.9 * tokens.sum() else []
 
 
-def _edge(view: View, tokens: np.ndarray) -> str | None:
-    """`first` or `last` if nearly all of `tokens` are that token of a turn, in dumps of several turns."""
-    if view.turn_starts.sum() < 1.5 * len(np.unique(view.row)):
-        return None
-    for name, edges in (("first", view.turn_starts), ("last", view.turn_ends)):
-        if edges[tokens].mean() > 0.9 and tokens.sum() > 0.3 * edges.sum():
-            return name
+def _edge(view: View, tokens: np.ndarray) -> tuple[str, str] | None:
+    """The cause and the name of the edge of responses or turns that nearly all of `tokens` are."""
+    first = np.minimum.reduceat(view.position, starts := np.flatnonzero(np.diff(view.row, prepend=-1)))
+    begins = view.position == np.repeat(first, np.diff(starts, append=len(view)))
+    edges = [("boundary", "first token of a response", begins), ("boundary", "last token of a response", view.last)]
+    if view.turn_starts.sum() > 1.5 * len(starts):
+        off = "token of a turn: the mask is off by one there"
+        edges += [("mask", f"first {off}", view.turn_starts), ("mask", f"last {off}", view.turn_ends)]
+    for cause, name, edge in edges:
+        if edge[tokens].mean() > 0.9 and tokens.sum() > 0.3 * edge.sum():
+            return cause, name
     return None
 
 

@@ -11,9 +11,13 @@ from verl_rollout_corr.diagnosis.explained import finding, not_found
 from verl_rollout_corr.diagnosis.precision import BF16
 from verl_rollout_corr.diagnosis.records import Checked, Finding
 from verl_rollout_corr.diagnosis.sampler import hinges, residuals, split, winsorised
-from verl_rollout_corr.diagnosis.view import View, typical
+from verl_rollout_corr.diagnosis.view import View, median_by, typical
 
-_FEW, _BEHIND, _FALL = 5, 6, 3.5  # n >= 5 outliers, and how much smaller the |l| at 6n is
+_FEW, _BEHIND, _TAIL, _JUMP = 5, 6, 0.7, 0.66
+"""From 5 outliers on: the log of how much smaller the |l| at rank 6n is than at rank n, minus .7 of the log of how much
+it falls from there to rank 36n, is above .66."""
+_SINGLE_JUMP, _SINGLE_LEAST = 1.9, 3.0
+"""The same for one to four tokens, and the least |l| that they have."""
 
 Verdict = Finding | Checked
 """A cause that was found, or the evidence against it."""
@@ -50,7 +54,7 @@ class Noise:
     def size(self) -> np.ndarray:
         """(N,) |residual| over its median among equally likely tokens. Cut at 3, so that a few do not decide a row."""
         size = np.abs(self.rest)
-        size = size / np.maximum(_median_by(size, self.bins), 1e-12)
+        size = size / np.maximum(median_by(size, self.bins), 1e-12)
         if self.by_position:
             parts = np.searchsorted(
                 np.unique(np.quantile(self.view.position, np.linspace(0, 1, 17)[1:-1])),
@@ -64,16 +68,10 @@ class Noise:
         return np.minimum(size, 3.0)
 
 
-def _median_by(values: np.ndarray, bins: np.ndarray) -> np.ndarray:
-    """(N,) the median of the values of each one's bin."""
-    medians = np.ones(int(bins.max(initial=0)) + 1)
-    for key in np.unique(bins):
-        medians[key] = np.median(values[bins == key])
-    return medians[bins]
-
-
-def by_token(view: View, noise: Noise) -> Verdict:
-    """One token id with an offset of its own, or the last tokens of responses with one."""
+def by_token(view: View, noise: Noise, *, beside: bool = False) -> Verdict:
+    """One token id with an offset of its own, or with a larger l of either sign. `beside`: a sampler was found, under
+    which ids differ from each other: then only one that stands out twice as much counts.
+    """
     if view.ids is None:
         return not_found("token", "the dump has no token ids")
     kinds, inverse, counts = np.unique(view.ids, return_inverse=True, return_counts=True)
@@ -92,7 +90,7 @@ def by_token(view: View, noise: Noise) -> Verdict:
         f"{share:.1%} of the mean square of l"
     )
     if share < 0.15 or abs(mean) < 6 * error or explained[worst] < 3 * second:
-        return _by_spread(view, noise, inverse, kinds, counts) or not_found("token", said)
+        return _by_spread(view, noise, inverse, kinds, counts, 0.2 if beside else 0.1) or not_found("token", said)
     return finding(
         "token", share, 0.95, (said, _place_of(view, kinds[worst])), {"token": float(kinds[worst]), "mean": mean}
     )
@@ -107,14 +105,16 @@ def _place_of(view: View, token: int) -> str:
     return f"it is the last token of its row in {view.last[of_id].mean():.0%} of the cases{eos}"
 
 
-def _by_spread(view: View, noise: Noise, inverse: np.ndarray, kinds: np.ndarray, counts: np.ndarray) -> Finding | None:
+def _by_spread(
+    view: View, noise: Noise, inverse: np.ndarray, kinds: np.ndarray, counts: np.ndarray, least: float
+) -> Finding | None:
     """A token id whose l is large, of either sign: its row of the head or of the embedding differs."""
     square = np.bincount(inverse, noise.relative)
     often = counts / counts.sum()
     share = square / max(float(square.sum()), 1e-300)
     # Of noise an id has the share that it has of the tokens.
     worst = int(np.argmax(np.where((counts >= 20) & (share > 5 * often), share, 0.0)))
-    if counts[worst] < 20 or share[worst] < max(0.1, 5 * often[worst]):
+    if counts[worst] < 20 or share[worst] < max(least, 5 * often[worst]):
         return None
     said = (
         f"token id {kinds[worst]} is {often[worst]:.1%} of the tokens and has {share[worst]:.0%} of the mean square of "
@@ -267,33 +267,37 @@ def by_step(steps: np.ndarray, sizes: np.ndarray) -> Verdict:
 
 
 def by_size(view: View, noise: Noise) -> Verdict:
-    """A few tokens far from all others: at least `_FEW`, which make up much of the mean square.
+    """A few tokens far from all others, which make up much of the mean square.
 
-    The n largest are compared with the one at rank 6n. In noise, however heavy its tails, they fall off steadily with
-    the rank. |l| is divided by the square root of its median among equally likely tokens: noise is larger for unlikely
-    tokens, and a fault need not be. The factor that counts as a jump is above that of each of 124 clean dumps of the
-    tuning seeds.
+    The n largest are compared with the one at rank 6n. In noise, however heavy its tails, |l| falls off steadily with
+    the rank, so that the fall from rank 6n to 36n tells what to expect. |l| is divided by the square root of its median
+    among equally likely tokens: noise is larger for unlikely tokens, and a fault need not be. The jumps that count are
+    above those of 530 clean dumps of the tuning seeds.
     """
     if len(view) < 200:
         return not_found("outliers", "too few tokens to tell")
     rest = np.abs(noise.rest)
-    scaled = rest / np.sqrt(np.maximum(_median_by(rest, noise.bins), 1e-3))
+    scaled = rest / np.sqrt(np.maximum(median_by(rest, noise.bins), 1e-3))
     order = np.argsort(-scaled)
-    size = scaled[order]
+    size = np.maximum(scaled[order], 1e-100)
     energy = np.cumsum(size**2) / max(float((size**2).sum()), 1e-300)
-    counts = np.arange(_FEW, max(int(0.005 * len(size)), _FEW) + 1)
-    fall = size[counts - 1] / np.maximum(size[(_BEHIND * counts).clip(max=len(size)) - 1], 1e-300)
-    enough = energy[counts - 1] >= 0.3
-    best = int(np.argmax(np.where(enough, fall, 0.0)))
-    count = int(counts[best])
+    counts = np.arange(1, max(int(0.005 * len(size)), _FEW) + 1)
+    behind, tail = (size[(at * counts).clip(max=len(size)) - 1] for at in (_BEHIND, _BEHIND**2))
+    jump = np.log(size[counts - 1] / behind) - _TAIL * np.log(behind / tail)
+    least = np.minimum.accumulate(rest[order])[counts - 1]
+    few = counts < _FEW
+    clear = np.where(few, (jump > _SINGLE_JUMP) & (least > _SINGLE_LEAST), jump > _JUMP) & (energy[counts - 1] >= 0.3)
+    best = int(np.argmax(np.where(clear, jump, jump - 100 - 100 * few)))
+    if clear[best]:  # a plateau: all of them, and not the first alone
+        best = int(np.flatnonzero(clear & (jump > 0.8 * jump[best]))[-1])
+    count, falls = int(counts[best]), float(size[best] / behind[best])
     share = float((rest[order[:count]] ** 2).sum() / max(float((rest**2).sum()), 1e-300))
-    least = float(rest[order[:count]].min())
     said = (
         f"the {count} tokens that differ most hold {share:.0%} of the mean square of l, all with |l| above "
-        f"{least:.2g}; the {_BEHIND * count}th differs {fall[best]:.2g} times less, relative to tokens as likely"
+        f"{least[best]:.2g}; the {_BEHIND * count}th differs {falls:.2g} times less, relative to tokens as likely"
     )
-    if not enough[best] or fall[best] < _FALL:
+    if not clear[best]:
         return not_found("outliers", said)
     if (others := typical(rest)) > 2 * BF16:
         return not_found("outliers", f"{said}; but all tokens differ by {others:.2g}, more than BF16 makes")
-    return finding("outliers", share, 0.85, (said,), {"tokens": float(count), "least": least})
+    return finding("outliers", share, 0.85, (said,), {"tokens": float(count), "least": float(least[best])})

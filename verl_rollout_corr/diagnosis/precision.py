@@ -36,6 +36,8 @@ def by_precision(view: View, alarms: Sequence[Finding], part: float = 1.0) -> Fi
     said = f"the typical |l| is {typical(view.log_ratio):.2g}" + (
         f", {size:.2g} without the causes above" if alarms else ""
     )
+    if explained > 0.99:
+        return not_found("low_precision", f"{said}: the causes above leave too little to tell")
     for name, most in SIZES:
         if size <= most:
             if name == "FP32":

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from verl_rollout_corr.diagnosis.shared import shared_contexts
 from verl_rollout_corr.dumps.reader import DumpBatch, joined
 from verl_rollout_corr.dumps.schema import NORMAL, Facts
 
@@ -124,32 +125,4 @@ class Sample:
         """(N,) a number per context: equal where rows of one group share step, prompt and all earlier tokens. -1 in a
         row without a group. None if the dump has no token ids.
         """
-        ids = self.batch.ids
-        if ids is None:
-            return None
-        return _contexts(self.batch, ids, self.row, self.position)
-
-
-def _contexts(batch: DumpBatch, ids: np.ndarray, row: np.ndarray, position: np.ndarray) -> np.ndarray:
-    names: dict[tuple[int, str], int] = {}
-    start = np.full(len(batch), -1, np.int64)
-    for number, (step, uid) in enumerate(zip(batch.step, batch.uid, strict=True)):
-        if uid is not None:
-            start[number] = names.setdefault((int(step), uid), len(names))
-    result = np.full(len(row), -1, np.int64)
-    # Contexts are compared one position at a time. A row that no longer shares its context is not followed further.
-    current, alive, taken = start.copy(), start >= 0, 0
-    for depth in range(int(batch.lengths.max(initial=0))):
-        alive &= batch.lengths > depth
-        rows = np.flatnonzero(alive)
-        if len(rows) < 2:
-            break
-        _, inverse, counts = np.unique(current[rows], return_inverse=True, return_counts=True)
-        shared = counts[inverse] > 1
-        alive[rows[~shared]] = False
-        rows, inverse = rows[shared], inverse[shared]
-        places = batch.offsets[rows] + depth
-        result[places] = taken + inverse
-        taken += len(counts)
-        _, current[rows] = np.unique(np.stack([inverse, ids[places]]), axis=1, return_inverse=True)
-    return result
+        return shared_contexts(self.batch, self.row, self.position)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from verl_rollout_corr.diagnosis.explained import Explained, finding, not_found
+from verl_rollout_corr.diagnosis.explained import Explained, finding, not_found, share_of
 from verl_rollout_corr.diagnosis.misplaced import grid_of
 from verl_rollout_corr.diagnosis.rows import SLACK
 from verl_rollout_corr.diagnosis.view import View, typical
@@ -30,6 +30,11 @@ def other_units(view: View) -> Explained:
             told = _of_one_side(view, values, other)
             if told is not None:
                 return Explained(finding("units", 1.0, 0.97, (f"the {side}'s numbers {told[0]}",), told[1]), ~nothing)
+            part = _of_some_rows(view, values, other)
+            if part is not None:
+                tokens, said, numbers = part
+                said = f"in {numbers['rows']:.0f} of {len(np.unique(view.row))} rows the {side}'s numbers {said}"
+                return Explained(finding("units", share_of(view, tokens), 0.95, (said,), numbers), tokens)
     said = "both sides have one negative number per token, and neither is a multiple of the other"
     return Explained(None, nothing, (not_found("units", said),))
 
@@ -51,11 +56,46 @@ def _positive(values: np.ndarray, other: np.ndarray) -> Told | None:
     alike = _correlation(-values, other)
     if (values >= -SLACK).mean() > 0.99 and alike > _SAME:
         return f"have the wrong sign: with the sign turned they correlate by {alike:.3f} with the other side", {}
-    return None
+    above = values[values > SLACK]
+    if len(np.unique(above)) < 0.5 * len(above):  # a stand-in above 0
+        return None
+    return (
+        f"are above 0 for {len(above) / len(values):.0%} of the tokens and differ from token to token, up to "
+        f"{above.max():.3g}: they are no logarithms of probabilities, but may be logits before the softmax"
+    ), {}
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
+
+
+def _of_some_rows(view: View, values: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, str, dict[str, float]] | None:
+    """The tokens of rows whose numbers are another function of the other side's, while the other rows agree: one of
+    several engines, or one path of an agent loop.
+    """
+    ours, theirs = grid_of(view, values), grid_of(view, other)
+    clear = (theirs < -0.5) & (theirs > -100) & np.isfinite(ours)
+    rows = np.flatnonzero(clear.sum(axis=1) >= 8)
+    if len(rows) < 8:
+        return None
+    ours, theirs = (np.where(clear[rows], part[rows], np.nan) for part in (ours, theirs))
+    least, count = max(3, 0.03 * len(rows)), len(rows)
+    as_probability = np.nanmedian(np.abs(np.log(ours.clip(min=1e-30)) - theirs), axis=1) < _CLOSE
+    if as_probability.sum() >= least:
+        tokens = np.isin(view.row, rows[as_probability]) | (values > SLACK)
+        said = "are probabilities: their logarithms agree with the other side"
+        return tokens, said, {"rows": float(as_probability.sum())}
+    factor = np.nanmedian(ours / theirs, axis=1)
+    rest = np.nanmedian(np.abs(ours - factor[:, None] * theirs), axis=1)
+    alike = np.abs(factor - 1) < 0.05
+    for base, expected in BASES.items():
+        fits = (np.abs(factor / expected - 1) < 0.03) & (rest < _CLOSE * np.nanmedian(np.abs(ours - theirs), axis=1))
+        if fits.sum() >= least and (fits | alike).sum() > 0.8 * count:
+            tokens = ~np.isin(view.row, rows[alike])  # short rows too, which are either
+            k = float(np.median(factor[fits]))
+            said = f"are logarithms to base {base}: {k:.4f} times those of the other side"
+            return tokens, said, {"rows": float(fits.sum()), "factor": k}
+    return None
 
 
 def _scaled(values: np.ndarray, other: np.ndarray) -> Told | None:

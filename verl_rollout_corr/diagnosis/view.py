@@ -20,6 +20,14 @@ def typical(values: np.ndarray) -> float:
     return float(np.sqrt((size**2).mean()))
 
 
+def median_by(values: np.ndarray, bins: np.ndarray) -> np.ndarray:
+    """(N,) the median of the values of each one's bin."""
+    medians = np.ones(int(bins.max(initial=0)) + 1)
+    for key in np.unique(bins):
+        medians[key] = np.median(values[bins == key])
+    return medians[bins]
+
+
 @dataclass(frozen=True)
 class View:
     """Response tokens of a sample: `place` (N,) are their positions in it."""

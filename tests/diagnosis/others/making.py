@@ -60,6 +60,13 @@ def trainer_of(seed: int, size: Size) -> Weights:
     return replace(weights, gain=weights.gain * size.sharp / spread)
 
 
+def prompts_of(seed: int, size: Size, generator: torch.Generator | None = None) -> Tensor:
+    """(rows, 4) the prompts of `made`."""
+    generator = generator or torch.Generator().manual_seed(seed + 31)
+    prompts = torch.randint(2, size.vocabulary, (size.prompts, 4), generator=generator)
+    return prompts.repeat_interleave(size.group, dim=0)
+
+
 def made(
     seed: int,
     size: Size = Size(),
@@ -76,8 +83,7 @@ def made(
     trainer = trainer or trainer_of(seed, size)
     engine = engine or trainer.to(torch.bfloat16)
     generator = torch.Generator().manual_seed(seed + 31)
-    prompts = torch.randint(2, size.vocabulary, (size.prompts, 4), generator=generator)
-    tokens = prompts.repeat_interleave(size.group, dim=0)
+    tokens = prompts_of(seed, size, generator)
     ours, theirs = Runner(trainer), Runner(engine)
     behind, logits = ours(tokens)[:, -1], theirs(tokens)[:, -1]
     responses = torch.empty(len(tokens), 0, dtype=torch.long)

@@ -7,6 +7,7 @@ import torch
 
 from diagnosis.bed import Runner
 from diagnosis.others.making import (
+    Altered,
     Callable,
     Made,
     Other,
@@ -16,6 +17,7 @@ from diagnosis.others.making import (
     engine_says,
     in_turns,
     made,
+    prompts_of,
     trainer_of,
 )
 
@@ -43,9 +45,7 @@ def of_the_likeliest(seed: int) -> Made:
     update = made(seed, size, trainer=trainer)
     rows = []
     engine = Runner(trainer.to(torch.bfloat16))
-    generator = torch.Generator().manual_seed(seed + 31)
-    prompts = torch.randint(2, size.vocabulary, (size.prompts, 4), generator=generator)
-    logits = engine(prompts.repeat_interleave(size.group, dim=0))[:, -1]
+    logits = engine(prompts_of(seed, size))[:, -1]
     for place in range(size.width):
         rows.append(logits.double().log_softmax(-1).amax(1, keepdim=True))
         logits = engine(torch.tensor(update.response_ids[:, place : place + 1]))[:, -1]
@@ -71,6 +71,30 @@ def permuted(share: float) -> Callable[[int], Made]:
     return make
 
 
+def entropies(seed: int) -> Made:
+    """The negative entropy of each context in place of the token's log-prob."""
+    trainer = trainer_of(seed, Size())
+    update = made(seed, trainer=trainer)
+    prompts, responses = prompts_of(seed, Size()), torch.tensor(update.response_ids)
+    scores = Runner(trainer)(torch.cat([prompts, responses], dim=1))[:, 3:-1].log_softmax(-1)
+    return (engine_says(update, (scores.exp() * scores).sum(-1).numpy()),)
+
+
+def of_some_rows(share: float, change: Altered) -> Altered:
+    def some_rows(values: np.ndarray, update: Update, rng: np.random.Generator) -> np.ndarray:
+        picked = rng.random((len(values), 1)) < share
+        return np.where(picked, change(values.copy(), update, rng), values)
+
+    return some_rows
+
+
+def permuted_within_groups(seed: int) -> Made:
+    update, rng = made(seed), np.random.default_rng(seed)
+    order = np.concatenate([start + rng.permutation(8) for start in range(0, 128, 8)])
+    there = update.response_mask[order]
+    return (engine_says(update, np.where(there, update.rollout_log_probs[order], update.rollout_log_probs)),)
+
+
 MISPLACED: tuple[Other, ...] = (
     Other("shift by one, several turns", in_turns(lambda v, u, r: np.roll(v, -1, axis=1)), ("shift",)),
     Other("shift by one within turns", in_turns(shifted_within_turns), ("shift",)),
@@ -85,4 +109,11 @@ MISPLACED: tuple[Other, ...] = (
     Other("all rows permuted", permuted(1.0), ("permuted",)),
     Other("encoded again, from some position on", altered(retokenised), ("shift", "unknown")),
     Other("the likeliest token's log-prob", of_the_likeliest, ("other_token",)),
+    Other(
+        "shift by one in 10 % of the rows",
+        altered(of_some_rows(0.1, lambda v, u, r: np.roll(v, 1, axis=1))),
+        ("shift",),
+    ),
+    Other("permuted within groups", permuted_within_groups, ("permuted",)),
+    Other("the entropy in place of the log-prob", entropies, ("other_token",)),
 )
