@@ -3,7 +3,7 @@
 Criteria, written before the first run (issue 11): at least 95 % recall per single cause at twice the noise floor (mean
 square of l twice that of the engine's precision alone); at most 1 % false alarms on 200 clean dumps; temperature within
 0.01 and kept mass within 0.005; mixtures of two causes. Seeds for tuning (below 6000: strengths and thresholds are
-chosen on them) and for judging (from 20400 on: the ones before were looked at) are apart.
+chosen on them) and for judging (from 31000 on: the ones before were looked at) are apart.
 
     python benchmarks/diagnosis.py [--seeds 20] [--clean 200] [--mixtures 10] [--only NAME,NAME] [--search] [--write]
 
@@ -35,7 +35,7 @@ from diagnosis.reading import alarms, diagnosed, named, updates  # noqa: E402
 from verl_rollout_corr.diagnosis.causes import ALARMS  # noqa: E402
 from verl_rollout_corr.dumps.writer import Update  # noqa: E402
 
-TUNING, JUDGING = range(100, 104), 20400
+TUNING, JUDGING = range(100, 104), 31000
 PAGE = ROOT / "docs" / "diagnosis.md"
 BEGIN, END = "<!-- written by benchmarks/diagnosis.py -->", "<!-- end -->"
 
@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--mixtures", type=int, default=10, help="seeds per mixture")
     parser.add_argument("--only", default=None)
     parser.add_argument(
-        "--first", type=int, default=JUDGING, help="the first seed: below 6000 to tune, from 20400 on to judge"
+        "--first", type=int, default=JUDGING, help="the first seed: below 6000 to tune, from 31000 on to judge"
     )
     parser.add_argument("--results", default="diagnosis_results.jsonl", help="where runs add a line per result")
     parser.add_argument("--search", action="store_true", help="find the strengths at twice the floor again")

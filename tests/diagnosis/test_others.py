@@ -74,6 +74,11 @@ def test_no_alarm(name: str) -> None:
     assert not alarms(told(name))
 
 
+def test_what_is_left_of_a_dump_without_log_probs() -> None:
+    """The few tokens of which the trainer is certain are equal on both sides: no slope, and no error of one."""
+    assert list(alarms(told("0.0 for all", 4010))) == ["zeros"]
+
+
 @pytest.mark.parametrize(("name", "tau"), [("unshared: temperature .7", 0.7), ("unshared: temperature 1.1", 1.1)])
 def test_rows_of_one_uid_that_share_no_context(name: str, tau: float) -> None:
     """Held for shared contexts, the first tokens of such rows gave .954 for .9, with an error of .008."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,7 +26,11 @@ def missing(view: View) -> list[Explained]:
         tokens = left & (values == value) & ((other != value) if value else (other < -1e-3))
         if value and _of_a_loop(view, tokens):
             continue
-        found.append(_constant(view, tokens, left, value, side))
+        part = _constant(view, tokens, left, value, side)
+        if tokens.mean() > 0.5:  # then it is no log-prob at tokens that happen to have it, either
+            tokens = left & (values == value)
+            part = replace(part, tokens=tokens)
+        found.append(part)
         left &= ~tokens
     return found
 

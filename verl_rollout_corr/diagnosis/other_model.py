@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from verl_rollout_corr.diagnosis.explained import FAR, Explained, finding, not_found, share_of
+from verl_rollout_corr.diagnosis.sampler import within_contexts
 from verl_rollout_corr.diagnosis.view import MISSING, View
 
 _ALIKE = 0.9  # a correlation of two sides of one model
+_NOISE = 0.15  # the typical noise of l within a context of one model
 
 
 def unrelated(view: View, total: int) -> Explained:
@@ -16,7 +18,8 @@ def unrelated(view: View, total: int) -> Explained:
     if len(view) < max(50, 0.3 * total):
         return Explained(None, nothing)
     train, rollout = (values.clip(min=-MISSING) for values in (view.train, view.rollout))
-    for part in (_steps(view, train, rollout), _rows(view, train, rollout)):
+    same = _agree_in_contexts(view)
+    for part in () if same else (_steps(view, train, rollout), _rows(view, train, rollout)):
         if part is not None:
             tokens, said = part
             values = {"correlation": _correlation(train[tokens], rollout[tokens]), "fraction": float(tokens.mean())}
@@ -30,11 +33,22 @@ def unrelated(view: View, total: int) -> Explained:
     if behind is not None:
         place, tokens, said = behind
         return Explained(finding("position", share_of(view, tokens), 0.9, (said,), {"position": float(place)}), tokens)
+    if same:
+        evidence += "; but in contexts that rows share it is a line over log pi, as of one model"
+        return Explained(None, nothing, (not_found("not_loaded", evidence),))
     alike = _agreeing(train, rollout)
     if alike > 0.25:
         more = f"{alike:.0%} of the uncertain tokens agree: the others have log-probs of another model, such as a draft"
         return Explained(finding("not_loaded", 1.0, 0.6, (evidence, more), {"correlation": correlation}), ~nothing)
     return Explained(finding("not_loaded", 1.0, 0.95, (evidence,), {"correlation": correlation}), ~nothing)
+
+
+def _agree_in_contexts(view: View) -> bool:
+    """Whether l differs between the tokens of one context by what a temperature makes, and noise: then a sampler or a
+    mask makes it large, and not another model.
+    """
+    slope, _, left = within_contexts(view)
+    return slope.error < 0.02 and left < _NOISE
 
 
 def _correlation(train: np.ndarray, rollout: np.ndarray) -> float:

@@ -148,7 +148,7 @@ def _temperature(view: View, mean: Estimate) -> Estimate:
     if pairs.error < 0.01 or abs(mean.value - 1) > max(4 * mean.error, 0.01):
         return pairs
     instrument = by_instrument(view)
-    if abs(instrument.value - 1) < 0.15 or instrument.error > 0.05:
+    if abs(instrument.value - 1) < 0.15 or not 0 < instrument.error <= 0.05:
         return pairs
     weights = np.array([pairs.error**-2.0, instrument.error**-2.0])
     value = float((weights * [pairs.value, instrument.value]).sum() / weights.sum())
