@@ -56,8 +56,9 @@ def table(results: list[dict[str, Any]]) -> str:
             continue
         named = Counter(", ".join(one["named"]) or "nothing" for one in runs)
         values = [f"{one['value']:.3g}" for one in runs if one["value"] is not None]
+        size = "-" if runs[0]["rms"] is None else f"{runs[0]['rms']:.2g}"
         lines.append(
-            f"| {case.name} | {runs[0]['rms']:.2g} | {'; '.join(name for name, _ in named.most_common())} "
+            f"| {case.name} | {size} | {'; '.join(name for name, _ in named.most_common())} "
             f"| {', '.join(values) or '-'} | {sum(one['right'] for one in runs)} of {len(runs)} |"
         )
     return "\n".join(lines)
