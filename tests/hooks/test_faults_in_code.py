@@ -22,6 +22,8 @@ def replaced(where: str) -> str:
     return NOT_AS_WRITTEN.format(where.replace(".", r"\."))
 
 
+OTHER_TABLE = r"other constants or tables in verl_rollout_corr\.maths\.statistics|STATISTICS\[[^\]]+\] is not what its"
+
 EITHER: list[tuple[Any, str]] = [
     (faults.method_is_the_users, replaced("hooks.ledger.Call.watch")),
     (faults.configuration_is_not_found, replaced("hooks.share.config_of_actor")),
@@ -50,8 +52,8 @@ IN_BYPASS: list[tuple[Any, str]] = [
     (faults.decide_of_another_signature, replaced("hooks.worker.decide")),
     (faults.decide_has_other_code, replaced("maths.log_ratio.ratio")),
     (faults.weights_are_the_users, replaced("maths.correction.weigh")),
-    (faults.statistic_is_the_users, "."),
-    (faults.statistics_change_places, "."),
+    (faults.statistic_is_the_users, OTHER_TABLE),
+    (faults.statistics_change_places, OTHER_TABLE),
     (faults.policy_loss_twice, "the loss of bypass mode, was registered anew as"),
     (faults.policy_loss_with_squared_weights, "the loss of bypass mode, was registered anew as"),
     (faults.policy_loss_around_the_original, "the loss of bypass mode, was registered anew as"),
